@@ -16,63 +16,50 @@ _LEFT_OUT = ("loss", "is_spike")
 
 
 class MonitorState:
-    """A trainer's monitor, over one training or several.
-
-    Args:
-        outputs, spike_threshold, read_every: as for `TrainingMonitor`.
+    """What the callbacks named `Monitor` of all trainers share. They derive from it.
 
     Attributes:
         monitor: the monitor of the current training, or of the last one; None before the first.
-        saved: counts from a checkpoint, for the training that starts next.
-        grad_norm: the norm of the gradients of the next step, before clipping. None takes it from `.grad` after it.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range.
     """
 
-    def __init__(self, outputs: Sequence[Output], spike_threshold: float, read_every: int) -> None:
-        self.spike_threshold, self.read_every = checked_options(outputs, spike_threshold, read_every)
-        self.outputs = tuple(outputs)
+    def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
+        self._spike_threshold, self._read_every = checked_options(outputs, spike_threshold, read_every)
+        self._outputs = outputs
         self.monitor: TrainingMonitor | None = None
-        self.saved: Mapping[str, Any] | None = None
-        self.grad_norm: Tensor | float | None = None
+        self._saved: Mapping[str, Any] | None = None  # from a checkpoint, for the training that starts next
+        self._grad_norm: Tensor | float | None = None  # before clipping. None: that of `.grad` after the step
         self._losses: list[Tensor] = []
 
-    def start(self, optimizers: Sequence[Any], *, steps: int, writes: bool) -> None:
+    def _start(self, optimizers: Sequence[Any], *, steps: int, writes: bool) -> None:
         """Starts a training with a new monitor.
 
         Args:
-            optimizers: the optimizers of the training.
             steps: steps already made. If no counts exist for them, counting starts at this step.
             writes: whether this rank writes to the outputs.
-
-        Raises:
-            ValueError: there is not exactly one optimizer, or the saved counts are invalid.
         """
         if len(optimizers) != 1:
             raise ValueError(f"Monitor needs a training with one optimizer, got {len(optimizers)}")
         monitor = TrainingMonitor(
             optimizers[0],
-            *(self.outputs if writes else ()),
-            spike_threshold=self.spike_threshold,
-            read_every=self.read_every,
+            *(self._outputs if writes else ()),
+            spike_threshold=self._spike_threshold,
+            read_every=self._read_every,
         )
         monitor.load_state_dict(self._counts_after(steps) or {**monitor.state_dict(), "steps": steps})
-        self.monitor, self.saved, self.grad_norm, self._losses = monitor, None, None, []
+        self.monitor, self._saved, self._grad_norm, self._losses = monitor, None, None, []
 
     def _counts_after(self, steps: int) -> Mapping[str, Any]:
         """Returns the counts of the checkpoint, or of the training that this process continues, or an empty mapping."""
-        if self.saved is not None:
-            return self.saved if steps else {}
+        if self._saved is not None:
+            return self._saved if steps else {}
         own = self.state_dict()
         return own if own and own["steps"] == steps else {}
 
-    def add_loss(self, loss: Tensor) -> None:
+    def _add_loss(self, loss: Tensor) -> None:
         """Adds the loss of one batch of the next optimizer step."""
         self._losses.append(loss.detach().reshape(()))
 
-    def step(self, *, losses_are_parts: bool) -> None:
+    def _step(self, *, losses_are_parts: bool) -> None:
         """Records an optimizer step. A step without a loss has no record, but is counted.
 
         Args:
@@ -80,7 +67,7 @@ class MonitorState:
                 loss is their mean.
         """
         assert self.monitor is not None
-        grad_norm, self.grad_norm = self.grad_norm, None
+        grad_norm, self._grad_norm = self._grad_norm, None
         if self._losses:
             losses, self._losses = torch.stack(self._losses), []
             self.monitor.observe(losses.sum() if losses_are_parts else losses.mean(), grad_norm)
@@ -103,6 +90,6 @@ class MonitorState:
         """Returns plain numbers, or an empty dict before the first training."""
         return {} if self.monitor is None else self.monitor.state_dict()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self.monitor is not None:
             self.monitor.close()

@@ -8,17 +8,14 @@ from composer.algorithms import GradientClipping
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
-from torch import Tensor
 
-from ...diagnostics import TrainingMonitor
 from ...diagnostics.moments import gradient_norm
-from ...diagnostics.monitor import Output
 from ..monitor_state import MonitorState
 
 _LOSS = "loss/train/total"
 
 
-class Monitor(Callback):
+class Monitor(MonitorState, Callback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
     Example::
@@ -36,23 +33,17 @@ class Monitor(Callback):
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
+    Attributes:
+        monitor: the monitor of the current training, or of the last one; None before the first.
+
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range; when training begins, there is more than one optimizer.
     """
 
-    def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
-        self._grad_norm: Tensor | None = None
-
-    @property
-    def monitor(self) -> TrainingMonitor | None:
-        """The monitor of the current training, or of the last one; None before the first."""
-        return self._monitor_state.monitor
-
     def fit_start(self, state: State, logger: Logger) -> None:
         steps = state.timestamp.batch.value
-        self._monitor_state.start(state.optimizers, steps=steps, writes=dist.get_global_rank() == 0)
+        self._start(state.optimizers, steps=steps, writes=dist.get_global_rank() == 0)
 
     def after_backward(self, state: State, logger: Logger) -> None:
         """Takes the norm after each microbatch: algorithms run before callbacks when all of them are done."""
@@ -65,16 +56,13 @@ class Monitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         assert self.monitor is not None
         self.monitor.observe(state.total_loss_dict[_LOSS], self._grad_norm)
-        logger.log_metrics(self._monitor_state.figures())
+        logger.log_metrics(self.figures())
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._monitor_state.close()
+        self._close()
 
     def close(self, state: State, logger: Logger) -> None:
-        self._monitor_state.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._monitor_state.state_dict()
+        self._close()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._monitor_state.saved = state or None
+        self._saved = state or None

@@ -7,13 +7,11 @@ from typing import Any
 from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from ...diagnostics import TrainingMonitor
-from ...diagnostics.monitor import Output
 from ..monitor_state import MonitorState
 from .added import AddedCallback
 
 
-class Monitor(AddedCallback):
+class Monitor(MonitorState, AddedCallback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
     Example::
@@ -31,34 +29,29 @@ class Monitor(AddedCallback):
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
+    Attributes:
+        monitor: the monitor of the current training, or of the last one; None before the first.
+
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, or the Monitor was passed in `callbacks`.
     """
 
-    def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
-
-    @property
-    def monitor(self) -> TrainingMonitor | None:
-        """The monitor of the current training, or of the last one; None before the first."""
-        return self._monitor_state.monitor
-
     @property
     def name_in_checkpoint(self) -> str:
         """Monitors of one threshold have equal counts."""
-        return f"{super().name_in_checkpoint}(spike_threshold={self._monitor_state.spike_threshold})"
+        return f"{super().name_in_checkpoint}(spike_threshold={self._spike_threshold})"
 
     @property
     def progress(self) -> dict[str, Any]:
         """The counts that a checkpoint keeps. Reads all steps, so it waits for the device."""
-        return self._monitor_state.state_dict()
+        return self.state_dict()
 
     def take_grad_norm(self, norm: Any) -> None:
-        self._monitor_state.grad_norm = norm
+        self._grad_norm = norm
 
     def take_loss(self, loss: Tensor) -> None:
-        self._monitor_state.add_loss(loss)
+        self._add_loss(loss)
 
     def on_train_begin(
         self,
@@ -68,19 +61,15 @@ class Monitor(AddedCallback):
         optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        self._monitor_state.saved = (self.saved_progress(state) or None) if state.global_step else None
-        self._monitor_state.start([optimizer], steps=state.global_step, writes=state.is_world_process_zero)
+        self._saved = (self.saved_progress(state) or None) if state.global_step else None
+        self._start([optimizer], steps=state.global_step, writes=state.is_world_process_zero)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._monitor_state.step(losses_are_parts=True)
+        self._step(losses_are_parts=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._monitor_state.close()
-
-    def figures(self) -> dict[str, float]:
-        """Figures of the newest record that was read."""
-        return self._monitor_state.figures()
+        self._close()

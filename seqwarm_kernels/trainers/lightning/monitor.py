@@ -10,13 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...diagnostics import TrainingMonitor
 from ...diagnostics.moments import gradient_norm
 from ...diagnostics.monitor import Output
 from ..monitor_state import MonitorState
 
 
-class Monitor(Callback):
+class Monitor(MonitorState, Callback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
     Example::
@@ -34,26 +33,24 @@ class Monitor(Callback):
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
+    Attributes:
+        monitor: the monitor of the current training, or of the last one; None before the first.
+
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range; when training begins, there is more than one optimizer.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
+        super().__init__(*outputs, spike_threshold=spike_threshold, read_every=read_every)
         self._steps = 0
-
-    @property
-    def monitor(self) -> TrainingMonitor | None:
-        """The monitor of the current training, or of the last one; None before the first."""
-        return self._monitor_state.monitor
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps = trainer.global_step
-        self._monitor_state.start(trainer.optimizers, steps=self._steps, writes=trainer.is_global_zero)
+        self._start(trainer.optimizers, steps=self._steps, writes=trainer.is_global_zero)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        self._monitor_state.grad_norm = gradient_norm(optimizer)
+        self._grad_norm = gradient_norm(optimizer)
 
     def on_train_batch_end(
         self,
@@ -66,26 +63,23 @@ class Monitor(Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):  # automatic optimization divides the loss by the number of batches in a step
             divided_by = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self._monitor_state.add_loss(loss * divided_by)
+            self._add_loss(loss * divided_by)
         if trainer.global_step > self._steps:  # else gradients are being accumulated
             self._steps = trainer.global_step
-            self._monitor_state.step(losses_are_parts=False)
+            self._step(losses_are_parts=False)
             every = trainer.log_every_n_steps
             if every > 0 and trainer.global_step % every == 0:
-                figures = self._monitor_state.figures().items()
+                figures = self.figures().items()
                 # float64 on the CPU: exact, and does not wait for a device
                 pl_module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in figures})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._monitor_state.close()
+        self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._monitor_state.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._monitor_state.state_dict()
+        self._close()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Loads the counts here, because Lightning calls load_state_dict also for a checkpoint that is only tested."""
         if trainer.training:
-            self._monitor_state.saved = checkpoint["callbacks"].get(self.state_key) or None
+            self._saved = checkpoint["callbacks"].get(self.state_key) or None
