@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from ..schedule.attachment import Attachment, Resizer, Seen
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import is_dtensor
 from ..utils.ranks import has_process_group
-from .context_parts import PartResizer
 from .shifted_labels import shifts_labels
 
 
@@ -58,18 +57,12 @@ class ScheduleState:
                 hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
             ranks_of_batch: number of ranks to which the trainer gives the same batches, as under tensor parallelism.
-
-        Raises:
-            ValueError: ranks share the tokens of the model with ContextParallel, and others share its heads, or
-                batches are (tokens, rows).
         """
         self.detach()
         sharded = context_mesh_of(model)
         _check_parallelism(model, sharded, ranks_of_batch)
-        resizer: Resizer = self.scheduler
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
-        if sharded is not None:
-            resizer = self._part_resizer(model)
+        resizer: Resizer = self.scheduler if sharded is None else self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
         self._device, self._seen, self._is_counted, self._has_warned = device, Seen(0, 0), True, False
         return self.attachment
@@ -80,7 +73,7 @@ class ScheduleState:
         if self._options.get("seq_dim", 1) != 1:
             raise ValueError(f"seq_dim must be 1 under ContextParallel, got {self._options['seq_dim']}")
         shard = ContextBatches(model, shift_labels=shifts_labels(model), keys=self._options.get("keys"))
-        return PartResizer(self.scheduler, shard)
+        return _PartResizer(self.scheduler, shard)
 
     def detach(self) -> None:
         if self.attachment is not None:
@@ -93,12 +86,7 @@ class ScheduleState:
         self.train_tokens = 0
 
     def resume(self, state_dict: Any) -> None:
-        """Loads a state of `state_dict()` from a checkpoint; None if the checkpoint has no such state.
-
-        Raises:
-            ValueError: the state is missing, has another configuration, or has reached `total_tokens`. Nothing was
-                changed.
-        """
+        """Loads a state of `state_dict()` from a checkpoint, which is None if the checkpoint has none."""
         if state_dict is None:
             raise ValueError("the checkpoint must have a state of SequenceLengthWarmup, got none")
         tokens = state_dict["train_tokens"]
@@ -122,10 +110,7 @@ class ScheduleState:
     def step(self, steps: int, *, count: bool = True) -> None:
         """Advances the schedule by optimizer steps that every rank has made.
 
-        Args:
-            steps: number of optimizer steps.
-            count: if False and the schedule goes by steps, count the tokens later, without waiting for the device and
-                the ranks.
+        Without `count`, a schedule by steps counts the tokens later, and does not wait for the device and the ranks.
         """
         unit = self.scheduler.unit
         if count or unit != "step":
@@ -137,9 +122,6 @@ class ScheduleState:
         """Returns the tokens of all ranks, with those of the current step.
 
         The first call after `begin` exchanges counts, so all ranks must make it.
-
-        Raises:
-            ValueError: no training is running.
         """
         if self.attachment is None:
             raise ValueError("count_tokens needs a running training with this SequenceLengthWarmup, got none")
@@ -195,6 +177,21 @@ class ScheduleState:
     def state_dict(self) -> dict[str, Any]:
         """Returns plain numbers and strings."""
         return {"scheduler": self.scheduler.state_dict(), "train_tokens": self.train_tokens}
+
+
+class _PartResizer:
+    """A `Resizer` that returns parts. The facts it returns are those of whole batches."""
+
+    def __init__(self, scheduler: SequenceLengthScheduler, shard: Callable[[Any], Any]) -> None:
+        self._scheduler, self._shard = scheduler, shard
+
+    @property
+    def seq_length(self) -> int:
+        return self._scheduler.seq_length
+
+    def resize(self, batch: Any, **options: Any) -> Any:
+        resized, info = self._scheduler.resize(batch, **options)
+        return self._shard(resized), info
 
 
 def context_mesh_of(model: nn.Module) -> Any:

@@ -21,7 +21,8 @@ from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.watch import ScheduleListener, ScheduleWatch
 from ...utils.checks import check_bool, check_int, check_real
 from ...utils.modules import unwrapped
-from .context_shards import ContextShards, context_shards
+from ..schedule_state import context_mesh_of
+from .context_shards import ContextShards
 from .functional import apply_alibi, is_packed, rows_and_length, set_batch_sequence_length
 
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
@@ -67,8 +68,7 @@ class SeqLengthWarmup(Algorithm):
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range; when training begins, a model with ContextParallel has training metrics
-            or device_train_microbatch_size="auto"; at the first batch, max_duration is in seconds or iterations, or in
-            epochs of a dataloader without a length.
+            or device_train_microbatch_size="auto"; at the first batch, max_duration does not say how far it has come.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class SeqLengthWarmup(Algorithm):
             self._memory_is_claimed = False
             self._move_before_alibi(state)
         elif event == Event.FIT_START:
-            self._shards = context_shards(state)
+            self._shards = None if context_mesh_of(state.model) is None else ContextShards(state)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
         elif self._shards is not None:
@@ -165,7 +165,6 @@ def _progress(state: State) -> tuple[int, int]:
     if state.dataloader_len is None:
         raise ValueError(
             f"SeqLengthWarmup needs a dataloader with a length where max_duration is in epochs, {limit.to_timestring()}"
-            "; give max_duration in batches, samples or tokens"
         )
     batches = state.dataloader_len.value
     return now.epoch.value * batches + min(now.batch_in_epoch.value, batches), limit.value * batches
@@ -213,8 +212,8 @@ class Alibi(Algorithm):
     """Composer's Alibi on this package's `apply_alibi` and attention: the same arguments and events.
 
     At the start of the training, ALiBi replaces the model's position embeddings. A model that has ALiBi keeps it, and
-    only its maximum length changes. Each training batch (B, S) is cut into
-    (B / scaling, S · scaling), row by row. Evaluation keeps full rows.
+    only its maximum length changes. Each training batch (B, S) is cut into (B / scaling, S · scaling), row by row.
+    Evaluation keeps full rows.
 
     Args:
         max_sequence_length: length of the longest sequence in training and evaluation.
@@ -268,13 +267,12 @@ class Alibi(Algorithm):
     def _cut(self, batch: object) -> object:
         if is_packed(batch):
             raise ValueError(
-                "train_sequence_length_scaling must be 1 for packed batches, whose sequences are not cut into equal "
-                f"parts, got {self.train_sequence_length_scaling}"
+                f"train_sequence_length_scaling must be 1 for packed batches, got {self.train_sequence_length_scaling}"
             )
         _, length = rows_and_length(batch)
         if length == 0 or length % self._parts:
             raise ValueError(
-                f"train_sequence_length_scaling {self.train_sequence_length_scaling} cuts each row into {self._parts}, "
-                f"so the length of rows must be a multiple of {self._parts}, got {length}"
+                f"rows must have a length that is a multiple of {self._parts} (1 / train_sequence_length_scaling), "
+                f"got {length}"
             )
         return resize_batch(batch, length // self._parts, mode="reshape", copy=False)

@@ -7,7 +7,6 @@ from typing import Any
 from composer.core import State
 
 from ...utils.modules import CONTEXT_PART, NUM_ITEMS_IN_BATCH, unwrapped
-from ..schedule_state import context_mesh_of
 
 #: What `shard_sequence` adds to a batch. Models of transformers take it without naming it in their forward.
 _ADDED = (
@@ -32,15 +31,13 @@ class ContextShards:
         from ...parallel.context_batches import ContextBatches  # loads torch.distributed.tensor
 
         if state.train_metrics:
+            # Composer would compare the logits of a rank's tokens with the labels of all.
             raise ValueError(
-                f"the model must have no training metrics under ContextParallel, got {', '.join(state.train_metrics)}: "
-                "Composer compares the logits of a rank's tokens with the labels of all; pass them as eval_metrics"
+                f"the model must have no training metrics under ContextParallel, got {', '.join(state.train_metrics)}"
             )
         if state.auto_microbatching:
-            raise ValueError(
-                "device_train_microbatch_size must be a number under ContextParallel, got 'auto': a rank that is out "
-                "of memory would leave the others waiting for its keys"
-            )
+            # A rank that is out of memory would leave the others waiting for its keys.
+            raise ValueError("device_train_microbatch_size must be a number under ContextParallel, got 'auto'")
         self.shard = ContextBatches(state.model)
         model: Any = unwrapped(state.model)
         if hasattr(model, "model_forward_args"):  # Composer's HuggingFaceModel drops every other entry
@@ -51,8 +48,3 @@ class ContextShards:
         before, now, ranks = state.previous_timestamp, state.timestamp, self.shard.mesh.size()
         counts = {name: (getattr(before, name).value, getattr(now, name).value) for name in _COUNTS}
         state.timestamp = now.copy(**{name: old + (new - old) // ranks for name, (old, new) in counts.items()})
-
-
-def context_shards(state: State) -> ContextShards | None:
-    """Returns None for a model without `ContextParallel`."""
-    return None if context_mesh_of(state.model) is None else ContextShards(state)

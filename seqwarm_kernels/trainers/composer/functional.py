@@ -16,7 +16,7 @@ from ... import models
 from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
 from ...resizing.packing import packed_bounds
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_int
 from ...utils.modules import forward_parameters, guess_batch
 
 _EXAMPLE_LENGTH = 16
@@ -86,12 +86,9 @@ def set_batch_sequence_length(
         the stream is cut, and contiguous copies where rows are truncated.
 
     Raises:
-        TypeError: `resize_batch` does not support the batch, `curr_seq_len` is not an int, or an option is not a bool.
-        ValueError: `curr_seq_len` is smaller than 1, or `resize_batch` cannot resize an entry.
+        TypeError, ValueError: `resize_batch` cannot resize the batch to `curr_seq_len`.
     """
     curr_seq_len = check_int("curr_seq_len", curr_seq_len, minimum=1)
-    check_bool("truncate", truncate)
-    check_bool("preserve_end_of_sequence", preserve_end_of_sequence)
     if not truncate:
         return resize_batch(batch, curr_seq_len, mode="flatten", copy=False)
     is_cut = curr_seq_len < rows_and_length(batch)[1]

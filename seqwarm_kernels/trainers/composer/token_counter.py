@@ -38,8 +38,8 @@ class TokenCounter(Callback):
         train_tokens: number of tokens so far, without those of the current batch.
 
     Raises:
-        TypeError: `total_tokens` is not an int; `resize_batch` does not support a batch.
-        ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, the checkpoint was
+        TypeError: `total_tokens` is not an int.
+        ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, or the checkpoint was
             written without this callback.
     """
 
@@ -54,14 +54,10 @@ class TokenCounter(Callback):
         if not state.timestamp.batch.value:
             self.train_tokens = 0  # which an earlier training may have left
         elif not self.train_tokens:
-            raise ValueError(
-                "the checkpoint was written without TokenCounter; resume without it, or start a new training from the "
-                "checkpoint's weights"
-            )
+            raise ValueError("the checkpoint was written without TokenCounter; resume without it")
         if self.total_tokens is not None and self.train_tokens >= self.total_tokens:
             raise ValueError(
-                f"total_tokens must be more than the {self.train_tokens} tokens trained on so far, got "
-                f"{self.total_tokens}: the training has ended"
+                f"total_tokens must be more than the {self.train_tokens} tokens so far, got {self.total_tokens}"
             )
         mesh = context_mesh_of(state.model)
         self._ranks_of_batch = 1 if mesh is None else mesh.size()
@@ -75,18 +71,12 @@ class TokenCounter(Callback):
         self._batch_tokens = info.num_valid_tokens
 
     def count_tokens(self) -> int:
-        """The number of tokens that all ranks have trained on, with those of the current batch.
+        """The tokens that all ranks have trained on, with the current batch: the `source` of a `TokenLR`.
 
-        Made to be the `source` of `TokenLR` and `StepByTokens`. The first call in a batch waits for the device and the
-        ranks, so all ranks must make it.
-
-        Raises:
-            ValueError: no training with this callback is running.
+        The first call in a batch waits for the device and the ranks, so all ranks must make it.
         """
         if not self._is_running:
-            raise ValueError(
-                "count_tokens needs a running training: pass the same TokenCounter to the trainer's callbacks"
-            )
+            raise ValueError("count_tokens needs a running training with this TokenCounter in its callbacks, got none")
         if self._batch_tokens is not None:
             total, self._batch_tokens = self._batch_tokens.clone(), None
             dist.all_reduce(total)

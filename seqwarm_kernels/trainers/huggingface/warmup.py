@@ -56,9 +56,7 @@ class SequenceLengthWarmup(AddedCallback):
     Raises:
         TypeError: when training begins, `resize_batch` does not have an option.
         ValueError: the warmup was passed in `callbacks`; when training begins, it does not support the training's
-            arguments, or an option has a value that no batch can have, or the checkpoint has no state of this callback,
-            or a state of another configuration, or has reached `total_tokens`; at the first step, `add_to` was not
-            called with this Trainer.
+            arguments, or the checkpoint has no state of this callback, or one of another configuration.
     """
 
     cuts_batches = True
@@ -140,13 +138,9 @@ class SequenceLengthWarmup(AddedCallback):
         self.detach()
 
     def count_tokens(self) -> int:
-        """The number of tokens that all ranks have trained on, with the batches of the current step.
+        """The tokens that all ranks have trained on, with the current step: the `source` of a `TokenLR`.
 
-        Made to be the `source` of `TokenLR` and `StepByTokens`. The first call after a batch waits for the device and
-        the ranks, so all ranks must make it.
-
-        Raises:
-            ValueError: no training with this callback is running.
+        The first call after a batch waits for the device and the ranks, so all ranks must make it.
         """
         return self._schedule_state.count_tokens()
 

@@ -42,9 +42,9 @@ class LoaderState(Callback):
             raise ValueError(f"the checkpoint must have {len(loaders)} ResumableLoaders, got {len(self._restored)}")
         for loader, state in zip(loaders, self._restored, strict=True):
             loader.load_state_dict(state)
-        fetcher = trainer.fit_loop._data_fetcher
+        fetcher = trainer.fit_loop._data_fetcher  # private, and all that can drop the batch it has fetched before
         assert fetcher is not None
-        iter(fetcher)  # drops the batch that it has fetched before
+        iter(fetcher)
         self._states, self._restored = self._restored, None
 
     def on_train_batch_end(

@@ -46,10 +46,9 @@ class SequenceLengthWarmup(Callback):
             its fields. Those of another tuple or list are named "0", "1", ...; a single tensor is named "0".
 
     Raises:
-        TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, `resize_batch` does not
-            have an option or does not support a batch, or `training_step` takes a dataloader_iter.
-        ValueError: `total_tokens` is smaller than 1; a checkpoint to resume from has no state of this callback, or a
-            state of another configuration, or has reached `total_tokens`.
+        TypeError: when training begins, `resize_batch` does not have an option, or `training_step` takes a
+            dataloader_iter.
+        ValueError: a checkpoint to resume from has no state of this callback, or one of another configuration.
     """
 
     def __init__(
@@ -61,10 +60,7 @@ class SequenceLengthWarmup(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-            raise TypeError(
-                "training_step must take a batch, got dataloader_iter, whose batches no callback sees; resize them in "
-                "it with scheduler.resize"
-            )
+            raise TypeError("training_step must take a batch, got dataloader_iter, whose batches no callback sees")
         warn_without_loader_state(trainer)
         if trainer.global_step == 0:
             self._schedule_state.start()
@@ -78,9 +74,8 @@ class SequenceLengthWarmup(Callback):
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Hooks the strategy's `batch_to_device`.
 
-        Every batch passes `batch_to_device`, on one device or many, with or without a data module, before any callback
-        or `training_step` sees it. A hook on a forward would be too late for a loss that `training_step` computes from
-        the batch, and `on_train_batch_start` cannot change a tuple.
+        Every batch passes it before any callback or `training_step`. A hook on a forward would be too late for a loss
+        that `training_step` computes of the batch, and `on_train_batch_start` cannot change a tuple.
         """
         self._detach()
         strategy, resize = trainer.strategy, _ResizeModule()
@@ -130,13 +125,9 @@ class SequenceLengthWarmup(Callback):
         pl_module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in metrics})
 
     def count_tokens(self) -> int:
-        """The number of tokens that all ranks have trained on, with the batches of the current step.
+        """The tokens that all ranks have trained on, with the current step: the `source` of a `TokenLR`.
 
-        Made to be the `source` of `TokenLR` and `StepByTokens`. The first call after a batch waits for the device and
-        the ranks, so all ranks must make it.
-
-        Raises:
-            ValueError: no training with this callback is running.
+        The first call after a batch waits for the device and the ranks, so all ranks must make it.
         """
         return self._schedule_state.count_tokens()
 
@@ -182,10 +173,7 @@ class _ResizeModule(nn.Module):
         if isinstance(batch, Tensor) or is_container(batch):
             return self(batch)[0]
         if not isinstance(batch, (tuple, list)):
-            raise TypeError(
-                "a training batch must be a tensor, or a mapping, dataclass, tuple or list of tensors, got "
-                f"{type(batch).__name__}"
-            )
+            raise TypeError(f"a training batch must be tensors or a container of them, got {type(batch).__name__}")
         if hasattr(batch, "_fields"):
             return type(batch)(*self(dict(zip(batch._fields, batch, strict=True)))[0].values())
         return type(batch)(self(*batch))

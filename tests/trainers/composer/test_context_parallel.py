@@ -24,7 +24,7 @@ from torchmetrics import MeanMetric
 from seqwarm_kernels.parallel import ContextParallel, shard_sequence
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 from seqwarm_kernels.trainers.composer.algorithms import claim_memory
-from seqwarm_kernels.trainers.composer.context_shards import context_shards
+from seqwarm_kernels.trainers.composer.context_shards import ContextShards
 
 from ...support.ranks import leave_group, run_ranks
 from ..shards import part_of, watch
@@ -106,7 +106,7 @@ def one_of_two(rank, port, folder):
     (folder / f"{rank}.json").write_text(json.dumps(reports(2)))
     with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Context"):
         trainer(model(), "padded", 2, TokenCounter(), algorithms=[], max_duration="1ba").fit()
-    with pytest.raises(ValueError, match="must have no training metrics under ContextParallel, got MeanMetric: Comp"):
+    with pytest.raises(ValueError, match="must have no training metrics under ContextParallel, got MeanMetric"):
         trainer(model(), "padded", 2, metrics=[MeanMetric()], max_duration="1ba").fit()
     check_claim()
     leave_group()
@@ -124,7 +124,7 @@ def check_claim():
         auto_microbatching=False,
         precision=Precision.FP32,
     )
-    assert context_shards(state) is not None
+    ContextShards(state)
     ids = torch.ones(4, 32, dtype=torch.long)
     claim_memory(state, {"input_ids": ids, "labels": ids}, lambda batch: shard_sequence(batch, mesh))
     assert set(seen) == {(2, 16)}
