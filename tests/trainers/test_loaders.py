@@ -238,7 +238,7 @@ class TestTrainer:
         ids=str,
     )
     def test_one_epoch_of_a_loader_with_a_length(self, tmp_path, options):
-        with pytest.raises(ValueError, match=r"loader must have infinite=True .* got a loader of 12 batches"):
+        with pytest.raises(ValueError, match=r"loader must have infinite=True .* got 12 batches"):
             self.train(tmp_path, sampler, **options)
 
     def test_whole_steps_of_several_batches(self, tmp_path):

@@ -174,9 +174,6 @@ def claim_memory(state: State, batch: Any, shard_batch: Callable[[Any], Any] | N
     """Runs the model once with a microbatch of `batch`, or this rank's part of it, and restores everything.
 
     With automatic microbatching, the microbatch size is halved until the microbatch fits.
-
-    Raises:
-        torch.OutOfMemoryError: the microbatch does not fit, and its size is set by the caller, or is 1.
     """
     if not isinstance(batch, Mapping) or is_packed(batch):
         return

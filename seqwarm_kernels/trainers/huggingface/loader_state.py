@@ -33,9 +33,8 @@ class LoaderState(AddedCallback):
 
     Raises:
         TypeError: `loader` is not a ResumableLoader.
-        ValueError: it was passed in `callbacks`; when training begins, the steps of the training need more batches than
-            one epoch of a loader with a length, or the checkpoint has no state of this callback, or a state of another
-            configuration.
+        ValueError: it was passed in `callbacks`; when training begins, a loader with a length has too few batches, or
+            the checkpoint has no state of this callback, or one of another configuration.
     """
 
     def __init__(self, loader: ResumableLoader) -> None:
@@ -73,6 +72,6 @@ class LoaderState(AddedCallback):
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
         if has_length(self._loader) and max_steps * accumulation > len(self._loader):
             raise ValueError(
-                f"loader must have infinite=True to train for {max_steps} steps of {accumulation} batches, got a "
-                f"loader of {len(self._loader)} batches"
+                f"loader must have infinite=True for {max_steps} steps of {accumulation} batches, got "
+                f"{len(self._loader)} batches"
             )

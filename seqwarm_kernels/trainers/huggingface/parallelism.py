@@ -37,9 +37,6 @@ def take_over(trainer: Trainer) -> DeviceMesh | None:
 
     Returns:
         The mesh of the ranks that share rows, or None if the Trainer's configuration has none.
-
-    Raises:
-        ValueError: The configuration has `tp_size`, too, or the first process deals batches. Nothing was changed.
     """
     config = trainer.accelerator.parallelism_config
     if config is None or config.cp_size == 1:
@@ -99,11 +96,7 @@ def gather_each_row_once(trainer: Trainer) -> None:
 
 
 def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Apply `ContextParallel` to a model that has none.
-
-    Raises:
-        ValueError: The model has it on another mesh, or has no ALiBi layer.
-    """
+    """Apply `ContextParallel` to a model that has none."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     from ...parallel.context_parallel import ContextParallel
@@ -119,11 +112,7 @@ def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def check_loss_of_parts(trainer: Trainer) -> None:
-    """Check that the loss of a rank's part is the model's own.
-
-    Raises:
-        ValueError: The Trainer computes it of labels, which it shifts.
-    """
+    """Check that the loss of a rank's part is the model's own: the Trainer would shift the part's labels."""
     model: Any = trainer.model
     smoothing, function = trainer.args.label_smoothing_factor, trainer.compute_loss_func
     if (smoothing or function is not None) and shifts_labels(model):

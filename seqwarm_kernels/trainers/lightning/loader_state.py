@@ -20,13 +20,10 @@ class LoaderState(Callback):
         Trainer(..., callbacks=[LoaderState()])
 
     A training that resumes continues with the batch after the last one that it trained on, with any number of ranks and
-    workers. Lightning's own state of a loader counts a batch that it has fetched and not trained on, and Lightning
-    leaves that state out if the checkpoint was taken at the end of an epoch, or if `configure_optimizers` asks for
-    `estimated_stepping_batches`.
+    workers. Lightning's own state of a loader counts a batch that it has fetched and not trained on.
 
     Raises:
-        ValueError: when training begins, the checkpoint has no state of this callback, or a state of another number of
-            loaders or of another configuration.
+        ValueError: when training begins, the checkpoint has no state of this callback, or one of other loaders.
     """
 
     def __init__(self) -> None:

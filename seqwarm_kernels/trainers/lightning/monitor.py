@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...diagnostics.moments import gradient_norm
-from ...diagnostics.monitor import Output
 from ..monitor_state import MonitorState
 
 
@@ -40,10 +39,6 @@ class Monitor(MonitorState, Callback):
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range; when training begins, there is more than one optimizer.
     """
-
-    def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        super().__init__(*outputs, spike_threshold=spike_threshold, read_every=read_every)
-        self._steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps = trainer.global_step
