@@ -61,11 +61,6 @@ def trainer(folder, model, callbacks, data=None, kind=transformers.Trainer, **ar
     return made
 
 
-def assert_same_weights(model, expected, **tolerance):
-    for name, parameter in expected.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name), parameter, **tolerance)
-
-
 def test_a_schedule_that_falls_again_has_reached_its_length(tmp_path):
     falling = SequenceLengthScheduler(4, LENGTH, duration=8, step_size=4, pacing=lambda share: float(share < 0.5))
     with warnings.catch_warnings():
