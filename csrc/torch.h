@@ -50,7 +50,7 @@ inline size_t item_size(ScalarType dtype) {
 
 inline Tensor empty_strided(Sizes sizes, Sizes strides, ScalarType dtype) {
   AtenTensorHandle tensor;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
       stable::detail::to<int32_t>(stable::detail::from(dtype)), aoti_torch_device_type_cpu(), -1, &tensor));
   return Tensor(tensor);
@@ -77,7 +77,7 @@ inline Tensor to_dtype(const Tensor& tensor, ScalarType dtype) {
 
 inline Tensor as_real(const Tensor& tensor) {
   std::array<StableIValue, 1> stack{stable::detail::from(tensor)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::view_as_real", "", stack.data(), TORCH_ABI_VERSION));
   return stable::detail::to<Tensor>(stack[0]);
 }
 
