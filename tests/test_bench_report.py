@@ -161,6 +161,7 @@ def device_records(monkeypatch):
     monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ramp)
     monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
+    monkeypatch.setattr("bench.alibi_attention.peers._has_flash_3", lambda: True)
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_4", lambda: True)
     recorder = PretendRecorder()
     full_size = (

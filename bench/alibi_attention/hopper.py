@@ -1,4 +1,4 @@
-"""On a Hopper GPU: the Gluon kernels beside those in Triton, at every length, with and without skipping, and cuDNN's.
+"""On a Hopper GPU: the Gluon kernels beside those in Triton, at every length, with and without skipping, and peers.
 
 `python -m bench.alibi_attention.hopper SHARE SHARES` compiles every SHARES-th kind of call, from SHARE on.
 """
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention
@@ -24,7 +25,7 @@ from ..gpu.records import DeviceRecords, Recorder, speedup, teraflops
 from . import problems
 from .cases import BACKWARD, FORWARD, Case, call_of
 from .gpu import FLOPS
-from .peers import CUDNN, Attend
+from .peers import Attend, Peer, hopper_peers
 from .problems import Problem
 
 STAGE = "hopper"
@@ -35,9 +36,11 @@ _HEAD_DIMS, _LENGTHS, _FULL = (128, 64), (8192, 4096, 1024, 16384, 2048, 512), 8
 def hopper(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     for problem in tqdm([problems.TINY] if tiny else list(_problems()), desc=STAGE, unit="problem"):
         case = Case(problem, "a", device)
-        for name in (GLUON, TRITON, CUDNN.name):
-            for tolerance in (0.0,) if name == CUDNN.name else (0.0, DEFAULT_SKIP_TOLERANCE):
+        for name in (GLUON, TRITON):
+            for tolerance in (0.0, DEFAULT_SKIP_TOLERANCE):
                 _measure(recorder, case, name, tolerance)
+        for peer in hopper_peers():
+            _measure(recorder, case, peer.name, 0.0, peer)
 
 
 def _problems() -> Iterator[Problem]:
@@ -48,21 +51,30 @@ def _problems() -> Iterator[Problem]:
                 yield replace(problems.of_length(length, head_dim), causal=False)
 
 
-def _measure(recorder: Recorder, case: Case, name: str, tolerance: float) -> None:
+def _measure(recorder: Recorder, case: Case, name: str, tolerance: float, peer: Peer | None = None) -> None:
     problem = case.problem
     facts = problem.facts() | {"skipping": tolerance > 0}
     title = f"{problem.case()}, skipping" if tolerance else problem.case()
 
     def make(work: str) -> tuple[Call, dict[str, float]]:
         attend: Attend = functools.partial(alibi_attention, causal=problem.causal, skip_tolerance=tolerance)
-        if name == CUDNN.name:
-            attend = CUDNN.make(problem, case.device)
+        inputs, grad_out = case.inputs, case.grad_out
+        if peer is not None:
+            attend = peer.make(problem, case.device)
+            if peer.token_major:
+                *inputs, grad_out = map(_token_major, (*inputs, grad_out))
         figures = {"gflop": problem.flops() * FLOPS[work] / 1e9}
-        return call_of(work, attend, case.inputs, case.grad_out), figures
+        return call_of(work, attend, inputs, grad_out), figures
 
     with served_by(name):
         for work in (FORWARD, BACKWARD):
             recorder.measure(STAGE, title, work, name, functools.partial(make, work), facts=facts)
+
+
+def _token_major(tensor: Tensor) -> Tensor:
+    """The same (B, H, S, D) tensor, in memory as (B, S, H, D)."""
+    copy = tensor.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    return copy.requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ class Peer:
     make: Make
     has_bias: bool = True
     most_score_bytes: float = float("inf")  #: larger problems are left out
+    token_major: bool = False  #: fastest on tensors that lie in memory as (B, S, H, D)
 
 
 # ---- alibi_attention
@@ -153,15 +155,20 @@ def _make_sdpa(*kernels: SDPBackend, biased: bool) -> Make:
     return make
 
 
-def _make_flash_4(problem: Problem, device: torch.device) -> Attend:
-    from flash_attn.cute import flash_attn_func
+def _make_flash(module: str) -> Make:
+    """`flash_attn_func` of a module, which takes and returns (B, S, H, D)."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        token_major = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        out = flash_attn_func(*token_major, causal=problem.causal)
-        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+    def make(problem: Problem, device: torch.device) -> Attend:
+        flash_attn_func = importlib.import_module(module).flash_attn_func
 
-    return attend
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            token_major = (tensor.transpose(1, 2) for tensor in (query, key, value))
+            out = flash_attn_func(*token_major, causal=problem.causal)
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+        return attend
+
+    return make
 
 
 EAGER = Peer("eager with bias", _by_segments(_make_eager), most_score_bytes=2**33)
@@ -181,13 +188,23 @@ FLEX = Peer("FlexAttention", _make_flex)
 FLEX_ROWS = Peer("FlexAttention, rows cut", _by_segments(_make_flex))
 FLEX_TUNED = Peer("FlexAttention, max-autotune", functools.partial(_make_flex, mode="max-autotune-no-cudagraphs"))
 FLEX_FLASH = Peer("FlexAttention on flash-attn-4", functools.partial(_make_flex, kernel_options={"BACKEND": "FLASH"}))
-FLASH_4 = Peer("flash-attn-4, no bias", _by_segments(_make_flash_4), has_bias=False)
+FLASH_3 = Peer("flash-attn-3, no bias", _make_flash("flash_attn_interface"), has_bias=False, token_major=True)
+FLASH_4 = Peer("flash-attn-4, no bias", _by_segments(_make_flash("flash_attn.cute")), has_bias=False)
 
 
 def flex_peers(problem: Problem) -> list[Peer]:
     """FlexAttention with each set of options. The last one needs flash-attn-4."""
     peers = [FLEX] if problem.segment_length is None else [FLEX, FLEX_ROWS]
     return [*peers, FLEX_FLASH] if _has_flash_4() else peers
+
+
+def hopper_peers() -> list[Peer]:
+    """The fastest attention without bias on a Hopper GPU. The last one needs flash-attn-3."""
+    return [CUDNN, FLASH_3] if _has_flash_3() else [CUDNN]
+
+
+def _has_flash_3() -> bool:
+    return importlib.util.find_spec("flash_attn_interface") is not None
 
 
 def _has_flash_4() -> bool:

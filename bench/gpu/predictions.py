@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..alibi_attention import hopper
 from ..alibi_attention.cases import BACKWARD, BOTH, FORWARD
-from ..alibi_attention.peers import CUDNN, FLASH_4, FLEX_FLASH, FLEX_TUNED, OURS_NO_SKIP
+from ..alibi_attention.peers import CUDNN, FLASH_3, FLASH_4, FLEX_FLASH, FLEX_TUNED, OURS_NO_SKIP
 from ..alibi_attention.peers import OURS as OURS_ATTENTION
 from ..allocator.gpu import AFTER, CAPTURED, COMPILED, FULL_LENGTH, GPT2, LLAMA
 from ..common.records import markdown
@@ -128,15 +128,15 @@ def _beside_tuned(records: DeviceRecords) -> float | None:
     return None if ours is None else speedup(ours, found.beside(ours, FLEX_TUNED.name))
 
 
-def _of_hopper(work: str, beside: str | None = None, **facts: Any) -> Measured:
-    """TFLOP/s of the Gluon kernels, or how many times as fast they are as others."""
+def _of_hopper(work: str, beside: str | None = None, name: str = hopper.GLUON, **facts: Any) -> Measured:
+    """TFLOP/s of the Gluon kernels or a peer's, or how many times as fast they are as others."""
 
     def measured(records: DeviceRecords) -> float | None:
         found = records.of_stages(hopper.STAGE)
-        ours = found.find(hopper.GLUON, work, **facts)
-        if ours is None or beside is None:
-            return teraflops(ours)
-        return speedup(ours, found.find(beside, work, **facts))
+        record = found.find(name, work, **facts)
+        if record is None or beside is None:
+            return teraflops(record)
+        return speedup(record, found.find(beside, work, **facts))
 
     return measured
 
@@ -280,6 +280,18 @@ PREDICTIONS = (
         "SDPA cuDNN without bias, forward D128, 8k",
         "its own reports on Hopper",
         550, 680, "TFLOP/s", _peer(CUDNN.name),
+    ),
+    Prediction(
+        "flash-attn-3 without bias, forward D128, full, 8k",
+        "its authors report 639 on an H100",
+        560, 680, "TFLOP/s",
+        _of_hopper(FORWARD, name=FLASH_3.name, length=8192, head_dim=128, causal=False),
+    ),
+    Prediction(
+        "flash-attn-3 without bias, backward D128, full, 8k",
+        "its authors report 561 on an H100",
+        490, 600, "TFLOP/s",
+        _of_hopper(BACKWARD, name=FLASH_3.name, length=8192, head_dim=128, causal=False),
     ),
     Prediction(
         "flash-attn-4 without bias, forward D128, 8k",

@@ -120,7 +120,7 @@ def device_environment() -> dict[str, str | None]:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "cuda": torch.version.cuda,
     }
-    for package in ("triton", "flash-attn-4", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+    for package in ("triton", "flash-attn-3", "flash-attn-4", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -48,6 +48,7 @@ LOOKS = {
     "FlexAttention, rows cut": Look(_CYAN, "<", "--"),
     "FlexAttention on flash-attn-4": Look(_BLUE, ">", ":"),
     "SDPA flash, no bias": Look(_PINK, "D", "--"),
+    "flash-attn-3, no bias": Look(_PINK, "h", "-."),
     "flash-attn-4, no bias": Look(_PINK, "d", ":"),
     "SDPA with bias mask": Look(_GREEN, "v"),
     "SDPA cuDNN, no bias": Look(_VIOLET, "P", "--"),
