@@ -181,7 +181,7 @@ def device_records(monkeypatch):
         assert len(recorder.records) > before, part
     recorder.add(DeviceRecord("tuned", "a case", "forward", "FlexAttention", failure="RuntimeError: a reason"))
     sooner = {"sooner_in_tokens": 1.5, "sooner_in_seconds": 1.2}
-    for arm in (training.WARMUP, training.CONSTANT_TOKENS):
+    for arm in (training.WARMUP, training.EAGER_WARMUP, training.SMALL_BATCH):
         recorder.add(DeviceRecord(training.STAGE, "GPT-2", training.WORK, arm, figures=sooner))
     for candidate in read_candidates():
         key = CANDIDATES, "a size", candidate.work, candidate.name
