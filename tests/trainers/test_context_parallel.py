@@ -71,7 +71,7 @@ def huggingface_report(folder, ranks, case, resume=False):
     seen = watch(made)
     training.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
     evaluated = [record["eval_loss"] for record in training.state.log_history if "eval_loss" in record]
-    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.progress]
+    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.state_dict()]
     return [[*logged(training), *evaluated], counts, seen]
 
 
@@ -142,7 +142,7 @@ def check_huggingface_of_heads(folder):
     made = load_alibi_model(transformers.LlamaForCausalLM, folder / "llama", distributed_config=config).train()
     warmup = huggingface.SequenceLengthWarmup(schedule("token"))
     given = [transformers.TrainingArguments(folder, use_cpu=True), transformers.TrainerState(), None]
-    warmup.on_train_begin(*given, model=made)
+    warmup.on_train_begin(*given, model=made, lr_scheduler=None)
     warmup._batches({"input_ids": torch.ones(3, LENGTH, dtype=torch.long)})
     warmup.on_step_begin(*given)
     assert warmup.count_tokens() == 3 * 4
@@ -155,7 +155,7 @@ def one_of_two(rank, port, folder):
     reports.append(huggingface_report(folder / "switch", 2, "switch", resume=True))
     shard(made := converted(), 2)
     with pytest.raises(ValueError, match="seq_dim must be 1 under ContextParallel, got 0"):
-        ScheduleState(schedule("token"), {"seq_dim": 0}).attach(made, made, torch.device("cpu"))
+        ScheduleState(schedule("token"), seq_dim=0)._attach(made, made, torch.device("cpu"))
     training = trainer(folder, made, [])
     huggingface.SequenceLengthWarmup(schedule("token")).add_to(training)
     with pytest.raises(RuntimeError, match="batch must be the same on all ranks of mesh"):

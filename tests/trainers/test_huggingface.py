@@ -267,7 +267,7 @@ def test_a_copy_trains_by_itself(tmp_path, copied):
     training = trainer(tmp_path, model(), [copied(source)], max_steps=3)
     training.train()
     assert logged(training, "seq_length") == [4, 4, 8]
-    assert source.progress["scheduler"]["progress"] == 0
+    assert source.state_dict()["scheduler"]["progress"] == 0
 
 
 def test_a_callback_is_added_again_or_to_another_trainer(tmp_path):

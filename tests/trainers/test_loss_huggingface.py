@@ -265,4 +265,4 @@ def test_two_forwards_of_a_batch_count_once(tmp_path, kind, collator):
     warmed = training(tmp_path, model(), warmup, kind, collator, gradient_accumulation_steps=2)
     warmed.train()
     assert logged(warmed, "train_tokens") == [2 * 2 * 4, 2 * 2 * 2 * 4]
-    assert warmup.progress["scheduler"]["progress"] == 2 * 2 * 2 * 4
+    assert warmup.state_dict()["scheduler"]["progress"] == 2 * 2 * 2 * 4

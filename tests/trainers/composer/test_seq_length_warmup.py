@@ -82,7 +82,7 @@ def test_dataloaders_without_a_length():
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
     assert Run("20ba", warmup(), dataloader=stream).fit().seen.lengths == LENGTHS
     assert Run("2ep", warmup(), dataloader=stream, train_subset_num_batches=10).fit().seen.lengths == LENGTHS
-    with pytest.raises(ValueError, match="needs a dataloader with a length where max_duration is in epochs, 2ep"):
+    with pytest.raises(ValueError, match="max_duration must be .* in epochs of a dataloader with a length, got 2ep"):
         length_at(warmup(), Timestamp(), "2ep")
 
 
@@ -167,14 +167,8 @@ def test_a_run_shorter_than_the_ramp_has_steps():
 
 @pytest.mark.parametrize("max_duration", ["10iter", "10sec"])
 def test_units_of_max_duration_that_are_not_supported(max_duration):
-    match = f"needs a max_duration in epochs, batches, samples or tokens, got {max_duration}"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=f"max_duration must be in batches, samples or tokens, or .* {max_duration}"):
         length_at(warmup(), Timestamp(), max_duration)
-
-
-def test_max_duration_is_required():
-    with pytest.raises(ValueError, match="needs the trainer's max_duration"):
-        length_at(warmup(), Timestamp(), None)
 
 
 def test_models_of_any_kind():
@@ -205,8 +199,6 @@ def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkey
         ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
         ({"max_seq_length": 4}, ValueError, "max_seq_length must be at least 8, got 4"),
         ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
-        ({"truncate": 1}, TypeError, "truncate must be True or False, got 1"),
-        ({"preserve_end_of_sequence": None}, TypeError, "preserve_end_of_sequence must be True or False, got None"),
     ],
 )
 def test_bad_arguments(options, error, match):

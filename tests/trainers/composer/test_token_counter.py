@@ -83,17 +83,3 @@ def test_a_counter_that_counts_nothing_raises(tmp_path):
     Trainer(model=tiny_gpt2(), train_dataloader=padded(4), max_duration="2ba", progress_bar=False, **saving).fit()
     with pytest.raises(ValueError, match="the checkpoint was written without TokenCounter"):
         fitted(TokenCounter(), token_lr, load_path=str(tmp_path / "ep0-ba2-rank0.pt"), load_weights_only=False)
-
-
-def test_a_state_that_is_not_a_counters_raises_and_changes_nothing():
-    counter = TokenCounter()
-    counter.load_state_dict({"train_tokens": 5})
-    with pytest.raises(ValueError, match="must have the entries"):
-        counter.load_state_dict({"train_tokens": 7, "tokens": 7})
-    with pytest.raises(ValueError, match="train_tokens must be at least 0, got -1"):
-        counter.load_state_dict({"train_tokens": -1})
-    with pytest.raises(TypeError, match="train_tokens must be an int, got str"):
-        counter.load_state_dict({"train_tokens": "7"})
-    assert counter.state_dict() == {"train_tokens": 5}
-    counter.load_state_dict({"train_tokens": 0})
-    assert counter.state_dict() == {"train_tokens": 0}
