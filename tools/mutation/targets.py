@@ -74,7 +74,7 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
         "added.py",
-        *("tests/trainers/test_contract.py", "tests/trainers/test_monitor_huggingface.py"),
+        *("tests/trainers/test_contract.py", "tests/trainers/test_monitors.py"),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/composer",
