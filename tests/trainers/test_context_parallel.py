@@ -48,8 +48,9 @@ def schedule(unit):
     return SequenceLengthScheduler(4, LENGTH, duration={"token": 60, "sample": 9}[unit], step_size=4, unit=unit)
 
 
-def converted():
+def converted(loss_type="ForCausalLM"):
     made = model()
+    made.loss_type = loss_type
     apply_alibi(made, LENGTH)
     return made
 
@@ -59,9 +60,9 @@ def shard(made, ranks):
         parallelize_module(made, init_device_mesh("cpu", (ranks,)), ContextParallel())
 
 
-def huggingface_report(folder, ranks, case, resume=False):
+def huggingface_report(folder, ranks, case, resume=False, **kind):
     size, accumulate, options = CASES[case]
-    made, warmup = converted(), huggingface.SequenceLengthWarmup(schedule("token"), **options)
+    made, warmup = converted(**kind), huggingface.SequenceLengthWarmup(schedule("token"), **options)
     settings = {"eval_strategy": "epoch", "ddp_backend": "gloo" if ranks > 1 else None}
     settings |= {"gradient_accumulation_steps": accumulate, "save_strategy": "steps", "save_steps": 2}
     training = trainer(folder, made, [], rows(), **settings)
@@ -153,6 +154,7 @@ def one_of_two(rank, port, folder):
     set_environment(rank, port)
     reports = [huggingface_report(folder / case, 2, case) for case in CASES]
     reports.append(huggingface_report(folder / "switch", 2, "switch", resume=True))
+    reports.append(huggingface_report(folder, 2, "tokens", loss_type="ForMaskedLM"))  # which does not shift labels
     shard(made := converted(), 2)
     with pytest.raises(ValueError, match="seq_dim must be 1 under ContextParallel, got 0"):
         ScheduleState(schedule("token"), seq_dim=0)._attach(made, made, torch.device("cpu"))
@@ -181,6 +183,7 @@ def test_two_ranks_train_as_one(tmp_path):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     alone = [huggingface_report(tmp_path / f"{case} alone", 1, case) for case in CASES]
     alone.append(huggingface_report(tmp_path / "switch alone", 1, "switch", resume=True))
+    alone.append(huggingface_report(tmp_path, 1, "tokens", loss_type="ForMaskedLM"))
     alone += [lightning_report(1, case=case) for case in CASES]
     alone += [lightning_report(1, "sample"), lightning_of_heads(1)]
     for own, other, (losses, counts, whole) in zip(first, second, alone, strict=True):

@@ -103,5 +103,5 @@ def test_reporters_get_the_figures_until_the_monitor_is_removed(tmp_path):
 
 def test_a_monitor_in_callbacks_raises(tmp_path):
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match="^callbacks must not hold Monitor; call Monitor"):
+    with pytest.raises(ValueError, match=r"^callbacks must not hold Monitor; call Monitor"):
         transformers.Trainer(model(), arguments, callbacks=[Monitor()])

@@ -82,7 +82,7 @@ def test_dataloaders_without_a_length():
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
     assert Run("20ba", warmup(), dataloader=stream).fit().seen.lengths == LENGTHS
     assert Run("2ep", warmup(), dataloader=stream, train_subset_num_batches=10).fit().seen.lengths == LENGTHS
-    with pytest.raises(ValueError, match="max_duration must be .* in epochs of a dataloader with a length, got 2ep"):
+    with pytest.raises(ValueError, match=r"max_duration must be .* in epochs of a dataloader with a length, got 2ep"):
         length_at(warmup(), Timestamp(), "2ep")
 
 
