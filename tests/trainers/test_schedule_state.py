@@ -209,3 +209,10 @@ def test_a_training_that_never_had_the_full_length_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state._warn_of_short_training()
+
+
+def test_a_schedule_that_falls_again_has_reached_its_length():
+    falling = SequenceLengthScheduler(4, 16, duration=8, step_size=4, pacing=lambda share: float(share < 0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ScheduleState(falling)._warn_of_short_training(6)

@@ -11,7 +11,7 @@ pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from composer.core import Event
 
-from seqwarm_kernels.models import AlibiHeads, alibi_layer_attention, register_alibi
+from seqwarm_kernels.models import AlibiHeads
 from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup, apply_alibi
 
 from .training import BATCH_SIZE, LENGTH, Bigrams, Run, batches, counting_rows, tiny_gpt2
@@ -114,13 +114,6 @@ def test_with_warmup_alibi_cuts_first_in_either_order(alibi_is_first, truncate):
     assert run.trainer.state.algorithms == [warmup, alibi]
 
 
-@pytest.mark.parametrize("alibi_is_first", [True, False])
-def test_a_ramp_to_more_tokens_than_alibi_leaves_ends_at_their_number(alibi_is_first):
-    alibi, warmup = Alibi(LENGTH, 0.5), SeqLengthWarmup(1.0, 8, 32, 8)
-    run = Run("4ba", *([alibi, warmup] if alibi_is_first else [warmup, alibi])).fit()
-    assert run.seen.lengths == [8, 8, 16, 16]  # 8, 8, 16, 24, in rows of 16
-
-
 def test_the_order_of_other_algorithms_stays():
     others = [SeqLengthWarmup(), SeqLengthWarmup()]
     alibi, warmup = Alibi(LENGTH), SeqLengthWarmup()
@@ -183,23 +176,6 @@ def test_a_model_that_is_converted_already_stays_as_it_is():
     states = first.state_dict(), second.state_dict()
     torch.testing.assert_close(*states, rtol=0, atol=0)
     assert [len(m._forward_pre_hooks) for m in second.modules()] == [len(m._forward_pre_hooks) for m in first.modules()]
-
-
-def test_classes_of_register_alibi():
-    """As additions to Composer's policy_registry, which is not read."""
-
-    class Attention(torch.nn.Module):
-        def forward(self, x):
-            heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
-            return alibi_layer_attention(self, heads, heads, heads).transpose(1, 2).flatten(2)
-
-    @register_alibi(Attention)
-    def convert(module, surgery):
-        surgery.give_alibi(module, 2, causal=True)
-
-    model = torch.nn.Sequential(torch.nn.Embedding(16, 16), Attention())
-    apply_alibi(model, LENGTH)
-    assert is_alibi(model)
 
 
 def test_the_trainer_fits_again():

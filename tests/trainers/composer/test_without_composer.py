@@ -1,10 +1,7 @@
 """The names that do not need Composer, and the errors when Composer is missing."""
 
-import importlib
 import sys
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -27,32 +24,6 @@ def test_a_missing_composer_is_named(name, monkeypatch):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'GradientClipping'"):
         composer.GradientClipping  # noqa: B018
-
-
-class _Stub(ModuleType):
-    """A module of Composer that has an empty class for every name."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, MagicMock() if name in ("Precision", "TimeUnit", "Event") else type(name, (), {}))
-        return getattr(self, name)
-
-
-def test_an_algorithm_that_is_not_in_the_trainers_list_changes_no_list(monkeypatch):
-    """The caller may run the algorithm. Composer's own SeqLengthWarmup does nothing at the start."""
-    for name in ("composer", "composer.core", "composer.loggers"):
-        monkeypatch.setitem(sys.modules, name, _Stub(name))
-    monkeypatch.delitem(sys.modules, "seqwarm_kernels.trainers.composer.algorithms", raising=False)
-    monkeypatch.delattr(composer, "algorithms", raising=False)
-    algorithms = importlib.import_module("seqwarm_kernels.trainers.composer.algorithms")
-    monkeypatch.setattr(composer, "algorithms", algorithms)
-    monkeypatch.setitem(sys.modules, algorithms.__name__, algorithms)
-    warmup, alibi = algorithms.SeqLengthWarmup(), algorithms.Alibi(64)
-    for given, expected in [([], []), ([alibi], [alibi]), ([alibi, warmup], [warmup, alibi])]:
-        state = SimpleNamespace(algorithms=list(given))
-        warmup.apply(algorithms.Event.INIT, state, None)
-        assert state.algorithms == expected
 
 
 def test_apply_alibi_translates_its_arguments():
