@@ -39,11 +39,7 @@ class ScheduleState:
         self.train_tokens = 0
         self._total_tokens = total_tokens
         self._options = resize_options
-        self._device = torch.device("cpu")
-        self._ranks_of_batch = 1
         self._first_progress: int | None = None
-        self._seen = Seen(0, 0)  # counted since the last call of `_step`
-        self._is_counted = True  # whether all batches are
         self._has_warned = False
 
     def _attach(self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1) -> None:
@@ -62,7 +58,9 @@ class ScheduleState:
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         resizer: Resizer = self.scheduler if sharded is None else self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
-        self._device, self._seen, self._is_counted, self._has_warned = device, Seen(0, 0), True, False
+        self._device, self._has_warned = device, False
+        self._seen = Seen(0, 0)  # counted since the last call of `_step`
+        self._is_counted = True  # whether all batches are
 
     def _part_resizer(self, model: nn.Module) -> Resizer:
         from ..parallel.context_batches import ContextBatches  # loads torch.distributed.tensor

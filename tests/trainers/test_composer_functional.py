@@ -18,18 +18,6 @@ def test_the_documented_example():
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15]]
 
 
-def test_each_row_keeps_its_own_last_token():
-    batch = {
-        "input_ids": ids([1, 2, 3, 4, 9, 0], [1, 9, 0, 0, 0, 0], [1, 2, 3, 4, 5, 9]),
-        "attention_mask": ids([1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]),
-        "labels": ids([2, 3, 4, 9, -1, 0], [9, -1, 0, 0, 0, 0], [2, 3, 4, 5, 9, -1]),
-    }
-    kept = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
-    assert kept["input_ids"].tolist() == [[1, 2, 9], [1, 9, 0], [1, 2, 9]]
-    assert kept["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 1]]
-    assert kept["labels"].tolist() == [[2, 3, -1], [9, -1, 0], [2, 3, -1]]
-
-
 @pytest.mark.parametrize(("preserve", "first_row"), [(False, [1, 2, 3]), (True, [1, 2, 9])])
 def test_rows_that_begin_with_padding_are_cut_from_their_first_token_on(preserve, first_row):
     batch = {
@@ -57,23 +45,6 @@ def test_batches_that_are_short_enough_are_not_changed(length, preserve):
     for name, tensor in batch.items():
         assert torch.equal(same[name], tensor)
         assert same[name].data_ptr() == tensor.data_ptr()
-
-
-def test_truncated_tensors_are_contiguous():
-    features = torch.randn(2, 6, 3)
-    cut = set_batch_sequence_length({"inputs_embeds": features}, 4)["inputs_embeds"]
-    assert cut.is_contiguous()
-    assert torch.equal(cut, features[:, :4])
-
-
-def test_bad_input():
-    batch = {"input_ids": torch.arange(12).view(2, 6)}
-    with pytest.raises(ValueError, match="keep_last_token needs an 'attention_mask'"):
-        set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
-    with pytest.raises(ValueError, match="mode='flatten' cannot resize 'weight'"):
-        set_batch_sequence_length({**batch, "weight": torch.ones(2)}, 3, truncate=False)
-    with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
-        set_batch_sequence_length(batch, 0)
 
 
 @pytest.mark.parametrize(("truncate", "kept"), [(True, [1, 2, 6, 7]), (False, list(range(1, 9)))])

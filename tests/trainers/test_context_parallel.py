@@ -30,9 +30,17 @@ from .test_huggingface import model, trainer
 
 LENGTH, ROWS = 16, 12
 
+KEYS = ("input_ids", "attention_mask", "labels")
+
 #: Rows of a batch, batches of a step, options of resize_batch. Two ranks get whole rows, tokens, or first one, then
 #: the other: rows of 4 and 8 tokens are even in number.
-CASES = {"rows": (2, 1, {}), "tokens": (3, 1, {}), "switch": (1, 2, {"mode": "reshape"})}
+CASES = {"rows": (2, 1, {}), "tokens": (3, 1, {"keys": KEYS}), "switch": (1, 2, {"mode": "reshape"})}
+
+
+def rows_of(case):
+    """With an entry that a model without cross-attention ignores, and that is to be kept whole."""
+    whole = {"encoder_attention_mask": torch.ones(5)} if case == "tokens" else {}
+    return [{**row, **whole} for row in rows()]
 
 
 def rows():
@@ -66,7 +74,7 @@ def huggingface_report(folder, ranks, case, resume=False, **kind):
     settings = {"eval_strategy": "epoch", "ddp_backend": "gloo" if ranks > 1 else None}
     settings |= {"gradient_accumulation_steps": accumulate, "save_strategy": "steps", "save_steps": 2}
     training = trainer(folder, made, [], rows(), **settings)
-    training.get_train_dataloader = lambda: DataLoader(rows(), batch_size=size)
+    training.get_train_dataloader = lambda: DataLoader(rows_of(case), batch_size=size)
     warmup.add_to(training)
     shard(made, ranks)
     seen = watch(made)

@@ -28,7 +28,7 @@ class AddedCallback(TrainerCallback):
     `restore_callback_states_from_checkpoint` it does so, without outputs and pacing functions.
     """
 
-    cuts_batches = False  #: whether `resized` does anything
+    cuts_batches = False  #: whether `resized` is called
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a checkpoint keeps, as JSON."""
@@ -63,7 +63,7 @@ class AddedCallback(TrainerCallback):
 
     def resized(self, trainer: Trainer, batch: Any) -> Any:
         """Returns what the Trainer trains on in place of a batch."""
-        return batch
+        raise NotImplementedError
 
     def take_loss(self, loss: Tensor) -> None:
         """Gets the loss of a batch, which is the batch's part of the loss of its step."""
