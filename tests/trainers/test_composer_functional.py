@@ -1,8 +1,12 @@
-"""set_batch_sequence_length, against values worked out by hand from Composer's documentation."""
+"""The functions that work without Composer; values are worked out by hand from Composer's documentation."""
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 
+from seqwarm_kernels import models
+from seqwarm_kernels.trainers import composer
 from seqwarm_kernels.trainers.composer import set_batch_sequence_length
 
 
@@ -55,3 +59,30 @@ def test_each_sequence_of_a_packed_batch_is_cut(truncate, kept):
     assert cut["position_ids"].tolist() == [[0, 1, 0, 1] if truncate else [0, 1, 0, 1, 0, 0, 1, 0]]
     with pytest.raises(ValueError, match="keep_last_token must be False for a packed batch"):
         set_batch_sequence_length(batch, 2, preserve_end_of_sequence=True)
+
+
+def test_apply_alibi_translates_its_arguments():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    report = composer.apply_alibi(model, max_sequence_length=64, optimizers=optimizer)
+    assert isinstance(report, models.SurgeryReport)
+    assert report.max_seq_length == 64
+    assert len(report.replaced) == 2
+    assert report.dropped_from_optimizers == 1
+
+
+@dataclass
+class Batch:
+    input_ids: torch.Tensor
+    source: str
+
+
+def test_batches_that_are_not_mappings():
+    batch = Batch(torch.arange(12).view(2, 6), "a book")
+    cut = composer.set_batch_sequence_length(batch, 3)
+    assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert cut.source == "a book"
+    with pytest.raises(TypeError, match="batch must be a mutable mapping or a dataclass"):
+        composer.set_batch_sequence_length(torch.arange(12).view(2, 6), 3)

@@ -86,7 +86,7 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/trainers/composer",
         "token_counter.py",
-        *("tests/trainers/composer/test_token_counter.py", "tests/trainers/test_contract.py", "-k", "composer"),
+        *("tests/trainers/composer/test_callbacks.py", "tests/trainers/test_contract.py", "-k", "composer"),
     ),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",

@@ -13,7 +13,7 @@ from composer.core import Event
 from seqwarm_kernels.models import AlibiHeads
 from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup, apply_alibi
 
-from .training import BATCH_SIZE, LENGTH, Bigrams, Run, batches, counting_rows, tiny_gpt2
+from .training import BATCH_SIZE, LENGTH, Run, batches, counting_rows, tiny_gpt2
 
 
 def is_alibi(model):
@@ -133,8 +133,6 @@ def test_one_algorithm_serves_several_trainers():
 
 
 def test_a_model_without_attention():
-    with pytest.raises(ValueError, match="model must hold attention"):
-        Run("1ba", Alibi(LENGTH), model=Bigrams())
     with pytest.raises(ValueError, match="model must hold attention"):
         apply_alibi(torch.nn.Linear(4, 4), LENGTH)
 
