@@ -142,7 +142,7 @@ def test_a_resumed_training_ends_by_tokens(adapter, tmp_path):
     expected = oracle.train(case, adapter.rule)
     at_half = expected.train_tokens[case.epoch_steps - 1]
     adapter(case, Model(), tmp_path).fit()
-    ends = replace(case, saves=False, total_tokens=at_half + 1)
+    ends = replace(case, saves=False, total_tokens=expected.train_tokens[case.epoch_steps])  # of one more step
     training = adapter(ends, Model(seed=2), tmp_path)
     assert training.run(resume=case.epoch_steps).steps == case.epoch_steps + 1
     with pytest.raises(ValueError, match=f"total_tokens must be more than the {at_half} tokens"):

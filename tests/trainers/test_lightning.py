@@ -281,3 +281,15 @@ def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
     path = tmp_path / "epoch=0.ckpt"
     trainer(SequenceLengthWarmup(other)).test(Model(), loader(), ckpt_path=path, verbose=False)
     assert other.progress == 0
+
+
+def test_a_batch_of_validation_may_be_anything():
+    seen = []
+
+    class Module(Model):
+        def validation_step(self, batch, batch_idx):
+            seen.append(batch)
+
+    words = DataLoader([1], collate_fn=lambda batch: "words")
+    trainer(SequenceLengthWarmup(schedule()), num_sanity_val_steps=0).fit(Module(), loader(), words)
+    assert seen == ["words"]
