@@ -1,10 +1,10 @@
-"""The state that the callbacks of all trainers share: the schedule, its attachment, and the tokens of all ranks."""
+"""What the warmups of Hugging Face and Lightning share: the schedule, its attachment, and the tokens of all ranks."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ from .shifted_labels import shifts_labels
 
 
 class ScheduleState:
-    """A trainer's schedule, over one training or several, and the tokens of all ranks.
+    """A trainer's schedule, over one training or several. Callbacks named `SequenceLengthWarmup` derive from it.
 
     Args:
         scheduler: the schedule to step.
-        resize_options: options for `resize_batch`.
         total_tokens: number of tokens after which the training ends; None if it ends otherwise.
+        resize_options: options for `resize_batch`.
 
     Attributes:
         attachment: the attachment of the current training, or None.
@@ -32,23 +32,17 @@ class ScheduleState:
     """
 
     def __init__(
-        self, scheduler: SequenceLengthScheduler, resize_options: Mapping[str, Any], total_tokens: int | None = None
+        self, scheduler: SequenceLengthScheduler, *, total_tokens: int | None = None, **resize_options: Any
     ) -> None:
         self.scheduler = scheduler
         self.attachment: Attachment | None = None
         self.train_tokens = 0
         self._total_tokens = total_tokens
-        self._options = dict(resize_options)
-        self._device = torch.device("cpu")
-        self._ranks_of_batch = 1
+        self._options = resize_options
         self._first_progress: int | None = None
-        self._seen = Seen(0, 0)  # counted since the last call of `step`
-        self._is_counted = True  # whether all batches are
         self._has_warned = False
 
-    def attach(
-        self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1
-    ) -> Attachment:
+    def _attach(self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1) -> None:
         """Resizes the training inputs of `entrance`. Removes the attachment that an interrupted training has left.
 
         Args:
@@ -64,8 +58,9 @@ class ScheduleState:
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         resizer: Resizer = self.scheduler if sharded is None else self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
-        self._device, self._seen, self._is_counted, self._has_warned = device, Seen(0, 0), True, False
-        return self.attachment
+        self._device, self._has_warned = device, False
+        self._seen = Seen(0, 0)  # counted since the last call of `_step`
+        self._is_counted = True  # whether all batches are
 
     def _part_resizer(self, model: nn.Module) -> Resizer:
         from ..parallel.context_batches import ContextBatches  # loads torch.distributed.tensor
@@ -76,16 +71,17 @@ class ScheduleState:
         return _PartResizer(self.scheduler, shard)
 
     def detach(self) -> None:
+        """Stops cutting, as at the end of a training. The next training begins anew."""
         if self.attachment is not None:
             self.attachment.remove()
         self.attachment = None
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Resets the schedule to its progress before the first training, for a training that does not resume."""
         self.scheduler.progress = self._remember_first_progress()
         self.train_tokens = 0
 
-    def resume(self, state_dict: Any) -> None:
+    def _resume(self, state_dict: Any) -> None:
         """Loads a state of `state_dict()` from a checkpoint, which is None if the checkpoint has none."""
         if state_dict is None:
             raise ValueError("the checkpoint must have a state of SequenceLengthWarmup, got none")
@@ -103,11 +99,11 @@ class ScheduleState:
             self._first_progress = self.scheduler.progress
         return self._first_progress
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Must be called on all ranks before the batches of a step, or before each of them."""
         self._is_counted = False
 
-    def step(self, steps: int, *, count: bool = True) -> None:
+    def _step(self, steps: int, *, count: bool = True) -> None:
         """Advances the schedule by optimizer steps that every rank has made.
 
         Without `count`, a schedule by steps counts the tokens later, and does not wait for the device and the ranks.
@@ -119,26 +115,26 @@ class ScheduleState:
         self.scheduler.step({"step": steps, "token": seen.tokens, "sample": seen.samples}[unit])
 
     def count_tokens(self) -> int:
-        """Returns the tokens of all ranks, with those of the current step.
+        """The tokens that all ranks have trained on, with the current step: the `source` of a `TokenLR`.
 
-        The first call after `begin` exchanges counts, so all ranks must make it.
+        The first call after a batch waits for the device and the ranks, so all ranks must make it.
         """
         if self.attachment is None:
             raise ValueError("count_tokens needs a running training with this SequenceLengthWarmup, got none")
         self._count()
         return self.train_tokens
 
-    def count_remaining(self) -> None:
+    def _count_remaining(self) -> None:
         """Counts the tokens of steps that were made with `count=False`."""
         if self.attachment is not None:
             self._count()
 
-    def is_finished(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether the training has reached `total_tokens`, with the current step."""
         return self._total_tokens is not None and self.count_tokens() >= self._total_tokens
 
     def _count(self) -> None:
-        """Adds what all ranks have seen, once after each `begin`: also on a rank that has no batch in this step."""
+        """Adds what all ranks have seen, once after each `_begin`: also on a rank that has no batch in this step."""
         if self._is_counted or self.attachment is None:
             return
         tokens, samples = self.attachment.take_seen()
@@ -150,7 +146,7 @@ class ScheduleState:
         self._seen = Seen(self._seen.tokens + tokens, self._seen.samples + samples)
         self._is_counted = True
 
-    def warn_of_short_training(self, steps: int = 0) -> None:
+    def _warn_of_short_training(self, steps: int = 0) -> None:
         """Warns, once, of a training that never reaches the full length.
 
         Args:
@@ -168,14 +164,14 @@ class ScheduleState:
                 stacklevel=2,
             )
 
-    def metrics(self) -> dict[str, int]:
-        """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""
+    def figures(self) -> dict[str, int]:
+        """The `seq_length` of the last step for the trainer's logs, and `train_tokens` if the step was counted."""
         trained_with = None if self.attachment is None else self.attachment.seq_length
         length = {"seq_length": trained_with or self.scheduler.seq_length}
         return {**length, "train_tokens": self.train_tokens} if self._is_counted else length
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns plain numbers and strings."""
+        """The state that a checkpoint keeps, as plain numbers and strings."""
         return {"scheduler": self.scheduler.state_dict(), "train_tokens": self.train_tokens}
 
 

@@ -152,15 +152,15 @@ def test_what_is_not_a_state(make):
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_states_in_checkpoints_of_trainers(examples):
-    warmup = ScheduleState(scheduler(), {})
+    warmup = ScheduleState(scheduler())
     before = warmup.state_dict()
 
     def check(state):
         try:
-            warmup.resume(state)
+            warmup._resume(state)
         except (KeyError, TypeError, ValueError):
             assert warmup.state_dict() == before
-        warmup.resume(before)
+        warmup._resume(before)
 
     explore(examples, changed(before), check)
 

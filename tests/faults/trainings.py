@@ -48,7 +48,7 @@ def hugging_face(folder):
     )
     state = newest_complete((folder / "run").glob("checkpoint-*/trainer_state.json"))  # the Trainer writes it last
     training.train(resume_from_checkpoint=None if state is None else str(state.parent))
-    save_end(folder, training.model, warmup.progress)
+    save_end(folder, training.model, warmup.state_dict())
 
 
 def lightning(folder):

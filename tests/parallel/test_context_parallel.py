@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +14,7 @@ from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch, 
 from seqwarm_kernels.parallel import ContextBatches, ContextParallel, shard_sequence, sharded_by
 
 from ..support.exchanges import Exchanges
-from ..support.ranks import assert_no_errors, errors_fixture
+from ..support.ranks import assert_no_errors, errors_fixture, join_group, leave_group, run_checks, run_ranks
 
 pytest.importorskip("transformers")
 
@@ -397,3 +398,40 @@ errors = errors_fixture(cases, "context")
 @pytest.mark.parametrize("name", [name for name, _ in cases()])
 def test_two_ranks(errors, name):
     assert_no_errors(errors, name)
+
+
+def check_ragged_rows(mesh):
+    """Lengths that three ranks divide and do not divide: tokens of 1 and of 2 rows, and whole rows."""
+    whole = converted("llama")
+    sharded = copy.deepcopy(whole)
+    parallelize_module(sharded, mesh, ContextParallel())
+    shard = ContextBatches(sharded)
+    for rows in (1, 2, 3):
+        for length in (2, 3, 5, 11, 12, 13, 24, 25):
+            input_ids, lengths = tokens(rows, length), length - 7 * torch.arange(rows) % length
+            mask = (torch.arange(length) < lengths[:, None]).long()
+            batch = {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
+            expected, found = (
+                flat_gradient(model, given) for model, given in ((whole, batch), (sharded, shard(batch)))
+            )
+            torch.distributed.all_reduce(found)
+            torch.testing.assert_close(found / mesh.size(), expected, rtol=1e-5, atol=1e-6)
+
+
+def flat_gradient(model, batch):
+    """The loss, and the gradients of all parameters."""
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
+
+
+def one_of_three(rank, port, folder):
+    join_group(rank, port, 3)
+    run_checks([("ragged", check_ragged_rows)], init_device_mesh("cpu", (3,)), rank, folder)
+    leave_group()
+
+
+def test_three_ranks_train_as_one(tmp_path):
+    run_ranks(one_of_three, tmp_path, world_size=3)
+    assert_no_errors(tmp_path, "ragged")

@@ -1,8 +1,12 @@
-"""set_batch_sequence_length, against values worked out by hand from Composer's documentation."""
+"""The functions that work without Composer; values are worked out by hand from Composer's documentation."""
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 
+from seqwarm_kernels import models
+from seqwarm_kernels.trainers import composer
 from seqwarm_kernels.trainers.composer import set_batch_sequence_length
 
 
@@ -16,18 +20,6 @@ def test_the_documented_example():
     kept = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
     assert kept["input_ids"].tolist() == [[10, 11, 15]]
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15]]
-
-
-def test_each_row_keeps_its_own_last_token():
-    batch = {
-        "input_ids": ids([1, 2, 3, 4, 9, 0], [1, 9, 0, 0, 0, 0], [1, 2, 3, 4, 5, 9]),
-        "attention_mask": ids([1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]),
-        "labels": ids([2, 3, 4, 9, -1, 0], [9, -1, 0, 0, 0, 0], [2, 3, 4, 5, 9, -1]),
-    }
-    kept = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
-    assert kept["input_ids"].tolist() == [[1, 2, 9], [1, 9, 0], [1, 2, 9]]
-    assert kept["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 1]]
-    assert kept["labels"].tolist() == [[2, 3, -1], [9, -1, 0], [2, 3, -1]]
 
 
 @pytest.mark.parametrize(("preserve", "first_row"), [(False, [1, 2, 3]), (True, [1, 2, 9])])
@@ -59,23 +51,6 @@ def test_batches_that_are_short_enough_are_not_changed(length, preserve):
         assert same[name].data_ptr() == tensor.data_ptr()
 
 
-def test_truncated_tensors_are_contiguous():
-    features = torch.randn(2, 6, 3)
-    cut = set_batch_sequence_length({"inputs_embeds": features}, 4)["inputs_embeds"]
-    assert cut.is_contiguous()
-    assert torch.equal(cut, features[:, :4])
-
-
-def test_bad_input():
-    batch = {"input_ids": torch.arange(12).view(2, 6)}
-    with pytest.raises(ValueError, match="keep_last_token needs an 'attention_mask'"):
-        set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
-    with pytest.raises(ValueError, match="mode='flatten' cannot resize 'weight'"):
-        set_batch_sequence_length({**batch, "weight": torch.ones(2)}, 3, truncate=False)
-    with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
-        set_batch_sequence_length(batch, 0)
-
-
 @pytest.mark.parametrize(("truncate", "kept"), [(True, [1, 2, 6, 7]), (False, list(range(1, 9)))])
 def test_each_sequence_of_a_packed_batch_is_cut(truncate, kept):
     batch = {"input_ids": ids(list(range(1, 9))), "position_ids": ids([0, 1, 2, 3, 4, 0, 1, 2])}
@@ -84,3 +59,30 @@ def test_each_sequence_of_a_packed_batch_is_cut(truncate, kept):
     assert cut["position_ids"].tolist() == [[0, 1, 0, 1] if truncate else [0, 1, 0, 1, 0, 0, 1, 0]]
     with pytest.raises(ValueError, match="keep_last_token must be False for a packed batch"):
         set_batch_sequence_length(batch, 2, preserve_end_of_sequence=True)
+
+
+def test_apply_alibi_translates_its_arguments():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    report = composer.apply_alibi(model, max_sequence_length=64, optimizers=optimizer)
+    assert isinstance(report, models.SurgeryReport)
+    assert report.max_seq_length == 64
+    assert len(report.replaced) == 2
+    assert report.dropped_from_optimizers == 1
+
+
+@dataclass
+class Batch:
+    input_ids: torch.Tensor
+    source: str
+
+
+def test_batches_that_are_not_mappings():
+    batch = Batch(torch.arange(12).view(2, 6), "a book")
+    cut = composer.set_batch_sequence_length(batch, 3)
+    assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert cut.source == "a book"
+    with pytest.raises(TypeError, match="batch must be a mutable mapping or a dataclass"):
+        composer.set_batch_sequence_length(torch.arange(12).view(2, 6), 3)

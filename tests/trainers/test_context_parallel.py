@@ -30,9 +30,17 @@ from .test_huggingface import model, trainer
 
 LENGTH, ROWS = 16, 12
 
+KEYS = ("input_ids", "attention_mask", "labels")
+
 #: Rows of a batch, batches of a step, options of resize_batch. Two ranks get whole rows, tokens, or first one, then
 #: the other: rows of 4 and 8 tokens are even in number.
-CASES = {"rows": (2, 1, {}), "tokens": (3, 1, {}), "switch": (1, 2, {"mode": "reshape"})}
+CASES = {"rows": (2, 1, {}), "tokens": (3, 1, {"keys": KEYS}), "switch": (1, 2, {"mode": "reshape"})}
+
+
+def rows_of(case):
+    """With an entry that a model without cross-attention ignores, and that is to be kept whole."""
+    whole = {"encoder_attention_mask": torch.ones(5)} if case == "tokens" else {}
+    return [{**row, **whole} for row in rows()]
 
 
 def rows():
@@ -48,8 +56,9 @@ def schedule(unit):
     return SequenceLengthScheduler(4, LENGTH, duration={"token": 60, "sample": 9}[unit], step_size=4, unit=unit)
 
 
-def converted():
+def converted(loss_type="ForCausalLM"):
     made = model()
+    made.loss_type = loss_type
     apply_alibi(made, LENGTH)
     return made
 
@@ -59,19 +68,19 @@ def shard(made, ranks):
         parallelize_module(made, init_device_mesh("cpu", (ranks,)), ContextParallel())
 
 
-def huggingface_report(folder, ranks, case, resume=False):
+def huggingface_report(folder, ranks, case, resume=False, **kind):
     size, accumulate, options = CASES[case]
-    made, warmup = converted(), huggingface.SequenceLengthWarmup(schedule("token"), **options)
+    made, warmup = converted(**kind), huggingface.SequenceLengthWarmup(schedule("token"), **options)
     settings = {"eval_strategy": "epoch", "ddp_backend": "gloo" if ranks > 1 else None}
     settings |= {"gradient_accumulation_steps": accumulate, "save_strategy": "steps", "save_steps": 2}
     training = trainer(folder, made, [], rows(), **settings)
-    training.get_train_dataloader = lambda: DataLoader(rows(), batch_size=size)
+    training.get_train_dataloader = lambda: DataLoader(rows_of(case), batch_size=size)
     warmup.add_to(training)
     shard(made, ranks)
     seen = watch(made)
     training.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
     evaluated = [record["eval_loss"] for record in training.state.log_history if "eval_loss" in record]
-    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.progress]
+    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.state_dict()]
     return [[*logged(training), *evaluated], counts, seen]
 
 
@@ -142,7 +151,7 @@ def check_huggingface_of_heads(folder):
     made = load_alibi_model(transformers.LlamaForCausalLM, folder / "llama", distributed_config=config).train()
     warmup = huggingface.SequenceLengthWarmup(schedule("token"))
     given = [transformers.TrainingArguments(folder, use_cpu=True), transformers.TrainerState(), None]
-    warmup.on_train_begin(*given, model=made)
+    warmup.on_train_begin(*given, model=made, lr_scheduler=None)
     warmup._batches({"input_ids": torch.ones(3, LENGTH, dtype=torch.long)})
     warmup.on_step_begin(*given)
     assert warmup.count_tokens() == 3 * 4
@@ -153,9 +162,10 @@ def one_of_two(rank, port, folder):
     set_environment(rank, port)
     reports = [huggingface_report(folder / case, 2, case) for case in CASES]
     reports.append(huggingface_report(folder / "switch", 2, "switch", resume=True))
+    reports.append(huggingface_report(folder, 2, "tokens", loss_type="ForMaskedLM"))  # which does not shift labels
     shard(made := converted(), 2)
     with pytest.raises(ValueError, match="seq_dim must be 1 under ContextParallel, got 0"):
-        ScheduleState(schedule("token"), {"seq_dim": 0}).attach(made, made, torch.device("cpu"))
+        ScheduleState(schedule("token"), seq_dim=0)._attach(made, made, torch.device("cpu"))
     training = trainer(folder, made, [])
     huggingface.SequenceLengthWarmup(schedule("token")).add_to(training)
     with pytest.raises(RuntimeError, match="batch must be the same on all ranks of mesh"):
@@ -181,6 +191,7 @@ def test_two_ranks_train_as_one(tmp_path):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     alone = [huggingface_report(tmp_path / f"{case} alone", 1, case) for case in CASES]
     alone.append(huggingface_report(tmp_path / "switch alone", 1, "switch", resume=True))
+    alone.append(huggingface_report(tmp_path, 1, "tokens", loss_type="ForMaskedLM"))
     alone += [lightning_report(1, case=case) for case in CASES]
     alone += [lightning_report(1, "sample"), lightning_of_heads(1)]
     for own, other, (losses, counts, whole) in zip(first, second, alone, strict=True):

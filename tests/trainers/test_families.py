@@ -1,4 +1,4 @@
-"""Every converted model family trains, evaluates and resumes in Hugging Face's and in Lightning's trainer."""
+"""Every converted model family trains, evaluates and resumes in each trainer."""
 
 import importlib
 
@@ -78,7 +78,30 @@ def lightning(name, folder, resume=False):
     return module.losses, lengths, module.model
 
 
-@pytest.mark.parametrize("run", [hugging_face, lightning])
+def composer(name, folder, resume=False):
+    pytest.importorskip("composer", reason="needs Composer: make test-composer")
+    from .composer.test_seq_length_warmup import SeqLengthWarmup
+    from .composer.training import HuggingFaceModel, Run
+
+    inner = training.trainable(name)
+    lengths, rows, schedule = training.Lengths(inner), training.rows(), training.schedule()
+    train, validate = (torch.utils.data.DataLoader(part, batch_size=training.BATCH_SIZE) for part in (rows, rows[:8]))
+    share = schedule.duration / training.STEPS
+    run = Run(
+        f"{training.STEPS}ba",
+        SeqLengthWarmup(share, schedule.min_seq_length, schedule.max_seq_length, schedule.step_size),
+        model=HuggingFaceModel(inner, use_logits=True),
+        dataloader=train,
+        eval_dataloader=validate,
+        eval_interval=f"{training.SAVED_AT}ba",
+        save_folder=str(folder / ("again" if resume else "")),
+        save_interval=f"{training.SAVED_AT}ba",
+        load_path=str(next(folder.glob(f"*-ba{training.SAVED_AT}-rank0.pt"))) if resume else None,
+    )
+    return run.fit().seen.losses, lengths, inner
+
+
+@pytest.mark.parametrize("run", [hugging_face, lightning, composer])
 @pytest.mark.parametrize("name", first_fast(FAMILIES))
 def test_a_family_trains_evaluates_and_resumes(name, run, tmp_path):
     losses, lengths, model = run(name, tmp_path)

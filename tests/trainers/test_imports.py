@@ -33,9 +33,10 @@ def test_a_trainer_is_imported_on_first_access(package, trainer):
     run(f"{LAZILY}assert trainers.{trainer}.{name}.__name__ == {name!r}")
 
 
-def test_an_unknown_name_is_an_attribute_error():
+@pytest.mark.parametrize("module", [trainers, trainers.composer])
+def test_an_unknown_name_is_an_attribute_error(module):
     with pytest.raises(AttributeError, match="has no attribute 'keras'"):
-        trainers.keras  # noqa: B018
+        module.keras  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,14 @@ def test_a_missing_package_is_named(package, trainer, message, monkeypatch):
     monkeypatch.delitem(vars(trainers), trainer, raising=False)
     with pytest.raises(ImportError, match=message):
         getattr(trainers, trainer)
+
+
+@pytest.mark.parametrize("name", ["SeqLengthWarmup", "Alibi", "Monitor"])
+def test_a_missing_composer_is_named(name, monkeypatch):
+    for module in ("composer", "composer.core"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in ("algorithms", "monitor"):
+        monkeypatch.delitem(sys.modules, f"seqwarm_kernels.trainers.composer.{module}", raising=False)
+        monkeypatch.delattr(trainers.composer, module, raising=False)
+    with pytest.raises(ImportError, match=rf"{name} needs Composer, which does not import: .*composer.md"):
+        getattr(trainers.composer, name)

@@ -172,56 +172,6 @@ def test_every_optimizer_step_of_a_batch_is_a_step():
     assert warmed.progress == 16
 
 
-def test_a_data_module_gets_whole_batches():
-    class Data(lightning.LightningDataModule):
-        def __init__(self):
-            super().__init__()
-            self.lengths = []
-
-        def train_dataloader(self):
-            return loader()
-
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            self.lengths.append(batch["input_ids"].shape[1])
-            return batch
-
-    model, data = Model(), Data()
-    trainer(SequenceLengthWarmup(schedule())).fit(model, data)
-    assert data.lengths == [LENGTH] * 8
-    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
-
-
-def checkpoints(folder, **settings):
-    return lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, **settings)
-
-
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("unit", "duration", "limits", "progress", "warns_at"),
-    [
-        ("step", 4, {"max_steps": 3}, 3, 0),
-        ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2, 2),
-        ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4, 2),
-        ("step", 4, {"max_steps": 4, "max_epochs": 1, "limit_train_batches": 2}, 2, 2),
-        ("step", 4, {"max_steps": 4}, None, None),
-        ("step", 4, {"fast_dev_run": 2}, None, None),
-        ("step", 4, {"max_epochs": 1, "limit_train_batches": 4}, None, None),
-    ],
-)
-def test_a_training_that_ends_before_the_schedule_warns_once(unit, duration, limits, progress, warns_at):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(Model(), loader())
-    texts = [str(each.message) for each in caught if "the training ends at" in str(each.message)]
-    assert len(texts) == (progress is not None)
-    assert all(f"grows for {duration} {unit}s, and the training takes {progress}" in text for text in texts)
-    model = Model()
-    with warnings.catch_warnings(), nullcontext() if progress is None else pytest.raises(UserWarning):
-        warnings.filterwarnings("error", message="the training ends at")
-        trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(model, loader())
-    assert warns_at in (None, len(model.losses))
-
-
 def test_the_trainer_of_pytorch_lightning():
     other = pytest.importorskip("pytorch_lightning")
 
@@ -231,25 +181,6 @@ def test_the_trainer_of_pytorch_lightning():
     model = Other()
     trainer(SequenceLengthWarmup(schedule()), other.Trainer).fit(model, loader())
     assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
-
-
-def test_a_checkpoint_of_another_configuration_raises(tmp_path):
-    def train(*callbacks, folder=tmp_path, **resumed):
-        training = trainer([*callbacks, checkpoints(folder)], enable_checkpointing=True, max_epochs=2)
-        training.fit(Model(), loader(), **resumed)
-        return training
-
-    training = train(SequenceLengthWarmup(schedule()))
-    train(folder=tmp_path / "without")
-    with pytest.raises(ValueError, match="duration is 4 in the state, 9 here"):
-        train(SequenceLengthWarmup(schedule(9)), ckpt_path=tmp_path / "epoch=0.ckpt")
-    with pytest.raises(ValueError, match="must have a state of SequenceLengthWarmup, got none"):
-        train(SequenceLengthWarmup(schedule()), ckpt_path=tmp_path / "without" / "epoch=0.ckpt")
-    before = schedule(9)
-    tester = trainer(SequenceLengthWarmup(before))
-    tester.test(Model(), loader(), ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
-    assert before.progress == 0
-    assert training.current_epoch == 2
 
 
 def test_bad_input_raises():
@@ -318,3 +249,47 @@ def test_entries_without_names_are_not_padded_with_labels():
     assert cut_in_training(batch, remainder="pad", keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
     assert cut_in_training((row,), remainder="overlap")[0][2].tolist() == [7, 8, 9, 10]
     assert cut_in_training(batch)[1].shape == (2, 4)
+
+
+def checkpoints(folder):
+    return lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("limits", "progress", "warns_at"),
+    [
+        ({"max_steps": 3}, 3, 0),
+        ({"max_epochs": 1, "limit_train_batches": 2}, 2, 2),
+        ({"max_steps": 4, "max_epochs": 1, "limit_train_batches": 2}, 2, 2),
+        ({"fast_dev_run": 2}, None, None),
+    ],
+)
+def test_a_training_that_ends_before_the_schedule_warns_as_early_as_that_is_known(limits, progress, warns_at):
+    model = Model()
+    with warnings.catch_warnings(), nullcontext() if progress is None else pytest.raises(UserWarning) as caught:
+        warnings.filterwarnings("error", message="the training ends at")
+        trainer(SequenceLengthWarmup(schedule()), **limits).fit(model, loader())
+    if progress is not None:
+        assert f"grows for 4 steps, and the training takes {progress}" in str(caught.value)
+        assert warns_at == len(model.losses)
+
+
+def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
+    trainer([SequenceLengthWarmup(schedule()), checkpoints(tmp_path)], enable_checkpointing=True).fit(Model(), loader())
+    other = schedule(9)
+    path = tmp_path / "epoch=0.ckpt"
+    trainer(SequenceLengthWarmup(other)).test(Model(), loader(), ckpt_path=path, verbose=False)
+    assert other.progress == 0
+
+
+def test_a_batch_of_validation_may_be_anything():
+    seen = []
+
+    class Module(Model):
+        def validation_step(self, batch, batch_idx):
+            seen.append(batch)
+
+    words = DataLoader([1], collate_fn=lambda batch: "words")
+    trainer(SequenceLengthWarmup(schedule()), num_sanity_val_steps=0).fit(Module(), loader(), words)
+    assert seen == ["words"]

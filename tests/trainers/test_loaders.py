@@ -425,20 +425,3 @@ def test_accelerate_saves_and_loads_a_loader(tmp_path):
     accelerator, loader = make()
     accelerator.load_state(str(tmp_path))
     assert head + list(loader) == list(stream(1))
-
-
-def test_accelerate_accumulates_over_the_end_of_an_epoch():
-    from accelerate import Accelerator
-    from accelerate.state import GradientState
-
-    GradientState._reset_state()  # an interrupted training may have left its loader there
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5)
-    model = accelerator.prepare(CountingModel())
-    loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=list))
-    syncs = []
-    for _ in range(2):
-        for _ in loader:
-            with accelerator.accumulate(model):
-                syncs.append(accelerator.sync_gradients)
-    GradientState._reset_state()
-    assert syncs == [step % 5 == 0 for step in range(1, len(syncs) + 1)]

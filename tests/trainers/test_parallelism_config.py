@@ -63,7 +63,7 @@ def report(
     names = [f"eval_{name}" for name in ("loss", "rows", "labels", "logits")]
     found = [record[name] for record in training.state.log_history for name in names if name in record]
     predicted = digest(training.predict(rows()[:3])).values()
-    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.progress]
+    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.state_dict()]
     counts += [training.get_total_train_batch_size(training.args), training.state.num_input_tokens_seen]
     return [[*logged(training), *found, *predicted], counts]
 

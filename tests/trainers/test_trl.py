@@ -18,6 +18,7 @@ import trl
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..support.huggingface import PLAIN_SGD, logged
+from . import test_packed as packed
 
 WORDS, LENGTH, LEARNING_RATE, BETA = 50, 16, 0.5, 0.5
 PADDING, END = 0, 1
@@ -71,7 +72,7 @@ def trained(kind, arguments, data, callbacks=(), **given):
 
 def arguments(config, folder, **more):
     settings = {**PLAIN_SGD, "per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE}
-    return config(output_dir=str(folder), bf16=False, **settings, **more)
+    return config(output_dir=str(folder), bf16=False, **{**settings, **more})
 
 
 def padded(sequences):
@@ -121,6 +122,24 @@ def test_sft_equals_a_loop(tmp_path):
     tokens = [min(len(row["input_ids"]), LENGTHS[index // 4]) for index, row in enumerate(data)]
     expected = torch.tensor(tokens).view(4, 4).sum(1).cumsum(0).tolist()
     assert logged(trainer, "num_tokens") == logged(trainer, "train_tokens") == expected
+
+
+@pytest.mark.parametrize("method", packed.METHODS)
+def test_sft_trains_on_every_packed_sequence(tmp_path, method):
+    """Each row of TRL has two sequences, and each batch four rows."""
+    warmed, length, warmup = packed.model(), packed.LENGTH, SequenceLengthWarmup(packed.schedule(), **method)
+    seen = packed.count_tokens(warmed)
+    config = arguments(trl.SFTConfig, tmp_path, packing=True, max_length=2 * length, per_device_train_batch_size=4)
+    data = datasets.Dataset.from_list(packed.sequences())
+    trainer = trl.SFTTrainer(warmed, config, train_dataset=data, processing_class=tokenizer())
+    order = [{"input_ids": ids} for row in trainer.train_dataset["input_ids"] for ids in (row[:length], row[length:])]
+    warmup.add_to(trainer)
+    trainer.train()
+    lengths = [length] * 4 if method else [8, 16, 24, 32]
+    assert seen == [each * packed.SEQUENCES for each in lengths]
+    assert logged(trainer, "train_tokens") == logged(trainer, "num_tokens") == torch.tensor(seen).cumsum(0).tolist()
+    losses = packed.by_hand(packed.model(), order, method)
+    torch.testing.assert_close(logged(trainer), losses, rtol=1e-4, atol=1e-4)
 
 
 def dpo_loss(policy, step, length):

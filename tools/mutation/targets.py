@@ -68,19 +68,25 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/trainers",
         "schedule_state.py",
-        *("tests/trainers/test_schedule_state.py", "tests/trainers/test_contract.py", "-k", "not composer"),
-        wider=(Run(("tests/trainers/test_contract.py", "tests/trainers/test_context_parallel.py", "-m", "slow")),),
+        *("tests/trainers/test_schedule_state.py", "tests/trainers/test_contract.py"),
+        *("-k", "schedule_state or huggingface or lightning"),
+        wider=(Run(("tests/trainers/test_context_parallel.py", "tests/trainers/test_contract.py", "-m", "slow")),),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
         "added.py",
-        *("tests/trainers/test_contract.py", "tests/trainers/test_monitor_huggingface.py"),
+        *("tests/trainers/test_contract.py", "tests/trainers/test_monitors.py"),
+        *("tests/trainers/test_monitor_huggingface.py", "tests/trainers/test_loss_huggingface.py"),
+        *("-k", "huggingface"),
+        wider=(
+            Run(("tests/trainers/test_loaders.py", "-k", "TestTrainer")),
+            Run(("tests/trainers/test_parallelism_config.py", "-m", "slow")),
+        ),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/composer",
         "token_counter.py",
-        "tests/trainers/composer/test_token_counter.py",
-        wider=(Run(("tests/trainers/test_contract.py", "-k", "composer")),),
+        *("tests/trainers/composer/test_callbacks.py", "tests/trainers/test_contract.py", "-k", "composer"),
     ),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",

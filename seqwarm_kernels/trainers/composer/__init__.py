@@ -6,7 +6,6 @@ The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from .functional import apply_alibi, set_batch_sequence_length
@@ -18,22 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Alibi", "Monitor", "SeqLengthWarmup", "TokenCounter", "apply_alibi", "set_batch_sequence_length"]
 
-#: The names that need Composer, and the module of each.
-_MODULES = {
-    "Alibi": "algorithms",
-    "SeqLengthWarmup": "algorithms",
-    "Monitor": "monitor",
-    "TokenCounter": "token_counter",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f".{_MODULES[name]}", __package__)
+        from . import algorithms, monitor, token_counter
     except ImportError as error:
         raise ImportError(
             f"{name} needs Composer, which does not import: {error}. docs/guides/composer.md says how to install it"
         ) from error
-    return getattr(module, name)
+    return {**vars(algorithms), **vars(monitor), **vars(token_counter)}[name]

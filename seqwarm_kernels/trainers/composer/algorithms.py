@@ -19,7 +19,7 @@ from ...allocator.warmup import warmup_allocator
 from ...resizing.functional import resize_batch
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.watch import ScheduleListener, ScheduleWatch
-from ...utils.checks import check_bool, check_int, check_real
+from ...utils.checks import check_int, check_real
 from ...utils.modules import unwrapped
 from ..schedule_state import context_mesh_of
 from .context_shards import ContextShards
@@ -38,32 +38,23 @@ _AUTOCAST_DTYPES = {
 class SeqLengthWarmup(Algorithm):
     """Composer's SeqLengthWarmup on `SequenceLengthScheduler`: the same arguments, events and metrics.
 
-    The length depends only on the trainer's timestamp and max_duration, so a resumed training has the same lengths as
-    an uninterrupted one. Progress is measured in the unit of max_duration: in samples or tokens, which Composer counts
-    before rows are cut, or else in batches (for epochs, too). After the share `duration` of the training, the length is
-    exactly `max_seq_length`. Evaluation keeps the full length.
+    The length depends only on the trainer's timestamp and max_duration. Progress is measured in the unit of
+    max_duration: in samples or tokens, which Composer counts before rows are cut, or else in batches (for epochs, too).
+    Evaluation keeps the full length.
 
     Before the first batch on a CUDA device, the model runs once at full length to claim its memory, and is restored bit
     for bit (see `warmup_allocator`). With automatic microbatching, this run finds the microbatch size. It is skipped
     under FSDP, and for batches that are packed or not mappings.
 
-    A `ScheduleWatch` warns once if the schedule has no effect, or cutting leaves batches without labels.
-
-    `SeqLengthWarmup` runs after `Alibi`, in either order of the trainer's algorithms. Alibi first cuts the rows, and
-    their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
-    `max_seq_length` to that product.
-
-    The dataloader must give the ranks of `parallel.ContextParallel` the same batches. These share the rows of a
-    microbatch if they divide them, else the tokens. Composer's timestamp counts samples and tokens once. The model is
-    evaluated, and predicts, on whole rows.
+    `SeqLengthWarmup` runs after `Alibi`, in either order of the trainer's algorithms, on rows that `Alibi` has cut to
+    train_sequence_length_scaling · S tokens.
 
     Args:
         duration: share of the training after which the full length is reached, in [0, 1].
         min_seq_length: tokens in a row at the start.
         max_seq_length: tokens in a row at the end.
         step_size: lengths grow in multiples of this number.
-        truncate: drop the tokens after the length. If False, cut them into further rows.
-        preserve_end_of_sequence: with `truncate`, keep each row's last valid token. Needs an "attention_mask".
+        truncate, preserve_end_of_sequence: as for `set_batch_sequence_length`.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -83,8 +74,6 @@ class SeqLengthWarmup(Algorithm):
         duration = check_real("duration", duration)
         if not 0 <= duration <= 1:
             raise ValueError(f"duration must be a share of the training, from 0 to 1, got {duration}")
-        check_bool("truncate", truncate)
-        check_bool("preserve_end_of_sequence", preserve_end_of_sequence)
         scheduler = SequenceLengthScheduler(min_seq_length, max_seq_length, duration=0, step_size=step_size)
         self.duration = duration
         self.min_seq_length = scheduler.min_seq_length  # checked, as plain ints
@@ -154,17 +143,13 @@ class SeqLengthWarmup(Algorithm):
 def _progress(state: State) -> tuple[int, int]:
     """Returns how much of the training is done, and its total: epochs in batches, other durations in their own unit."""
     limit, now = state.max_duration, state.timestamp
-    if limit is None:
-        raise ValueError("SeqLengthWarmup needs the trainer's max_duration, got None")
+    assert limit is not None  # Composer's `fit` needs it
     if limit.unit in (TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN):
         return now.get(limit.unit).value, limit.value
-    if limit.unit != TimeUnit.EPOCH:
+    if limit.unit != TimeUnit.EPOCH or state.dataloader_len is None:
         raise ValueError(
-            f"SeqLengthWarmup needs a max_duration in epochs, batches, samples or tokens, got {limit.to_timestring()}"
-        )
-    if state.dataloader_len is None:
-        raise ValueError(
-            f"SeqLengthWarmup needs a dataloader with a length where max_duration is in epochs, {limit.to_timestring()}"
+            "max_duration must be in batches, samples or tokens, or in epochs of a dataloader with a length, got "
+            f"{limit.to_timestring()}"
         )
     batches = state.dataloader_len.value
     return now.epoch.value * batches + min(now.batch_in_epoch.value, batches), limit.value * batches
@@ -217,9 +202,9 @@ class Alibi(Algorithm):
         train_sequence_length_scaling: 1 / k for an integer k: each row is cut into k rows. 1 keeps batches unchanged.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; at the start, the model has nothing to replace; at a batch, the length
-            of its rows is not a multiple of k, or the batch is packed.
+        TypeError, ValueError: an argument has the wrong type, or is out of range.
+        ValueError: at the start, the model has nothing to replace; at a batch, the length of its rows is not a multiple
+            of k, or the batch is packed.
     """
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:

@@ -67,11 +67,6 @@ def set_batch_sequence_length(
 ) -> Any:
     """Drop-in replacement for `composer.functional.set_batch_sequence_length`, on `resize_batch`.
 
-    It differs from Composer's function in five ways: the given batch is not changed; rows that begin with padding are
-    truncated from their first valid token on; rows without a valid token are cut as all other rows are; the last valid
-    token is found with padding on either side; truncation keeps entries that are not tensors, and vectors with one
-    entry per row.
-
     Args:
         batch: names and tensors, each (B, S) or (B, S, features...).
         curr_seq_len: tokens in a new row. Nothing is cut if this is at least S.
@@ -82,8 +77,7 @@ def set_batch_sequence_length(
             Needs an "attention_mask" (B, S), and rows of one sequence.
 
     Returns:
-        A new batch of the same type. Its tensors are the given ones where nothing is cut, views of the given ones where
-        the stream is cut, and contiguous copies where rows are truncated.
+        A new batch of the same type, of copies where rows are truncated, and else of the given tensors or their views.
 
     Raises:
         TypeError, ValueError: `resize_batch` cannot resize the batch to `curr_seq_len`.

@@ -27,8 +27,7 @@ class Monitor(MonitorState, Callback):
     each microbatch. Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that
     resumes from it starts to count there.
 
-    Loggers get the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
-    2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
+    Loggers get the figures of the newest record, "monitor/step" and so on.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
@@ -37,8 +36,8 @@ class Monitor(MonitorState, Callback):
         monitor: the monitor of the current training, or of the last one; None before the first.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, there is more than one optimizer.
+        TypeError, ValueError: `TrainingMonitor` refuses an argument.
+        ValueError: when training begins, there is more than one optimizer.
     """
 
     def fit_start(self, state: State, logger: Logger) -> None:

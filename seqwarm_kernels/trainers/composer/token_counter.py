@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...resizing.functional import resize_batch
 from ...schedule.token_lr import follow_source
-from ...utils.checks import check_int, check_state_entries
+from ...utils.checks import check_int
 from ..schedule_state import context_mesh_of
 from .functional import rows_and_length
 
@@ -20,7 +20,7 @@ class TokenCounter(Callback):
     """Counts the tokens that all ranks train on, after all algorithms have cut the batches and without padding.
 
     Composer's own count, `time/token`, and a max_duration in tokens ("tok") count batches before they are cut. A batch
-    whose tokens ranks share, in a model with `parallel.ContextParallel`, counts once.
+    that ranks share, in a model with `parallel.ContextParallel`, counts once.
 
     Example::
 
@@ -38,9 +38,8 @@ class TokenCounter(Callback):
         train_tokens: number of tokens so far, without those of the current batch.
 
     Raises:
-        TypeError: `total_tokens` is not an int.
-        ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, or the checkpoint was
-            written without this callback.
+        TypeError, ValueError: `total_tokens` is not a positive int.
+        ValueError: when training begins, it has been reached, or the checkpoint was written without this callback.
     """
 
     def __init__(self, total_tokens: int | None = None) -> None:
@@ -96,5 +95,4 @@ class TokenCounter(Callback):
         return {"train_tokens": self.train_tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_state_entries(state, self.state_dict())
-        self.train_tokens = check_int("train_tokens", state["train_tokens"], minimum=0)
+        self.train_tokens = state["train_tokens"]

@@ -2,8 +2,8 @@
 
 Private names of transformers and accelerate that this folder uses, and the test that fails when one changes:
 
-- `Trainer._get_grad_norm`, since no event has norms before clipping: `test_norms_are_those_before_clipping`
-- `_is_accelerate_prepared` in `evaluation_loop`: `test_ranks_agree_after_an_evaluation_before_training`
+- `Trainer._get_grad_norm`, since no event has norms before clipping: `test_records_are_those_of_the_loop`
+- `_is_accelerate_prepared` in `evaluation_loop`: `test_two_ranks_train_as_the_loop`
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ class AddedCallback(TrainerCallback):
     `restore_callback_states_from_checkpoint` it does so, without outputs and pacing functions.
     """
 
-    progress: Any  #: the state that a checkpoint keeps, as JSON
-    cuts_batches = False  #: whether `resized` does anything
+    cuts_batches = False  #: whether `resized` is called
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a checkpoint keeps, as JSON."""
+        raise NotImplementedError
 
     @property
     def name_in_checkpoint(self) -> str:
         return f"seqwarm_kernels.{type(self).__name__}"
 
-    def saved_progress(self, state: TrainerState) -> Any:
-        """The progress in the checkpoint from which the Trainer resumes, or None if it has none of this callback."""
+    def saved_state(self, state: TrainerState) -> Any:
+        """The state in the checkpoint from which the Trainer resumes, or None if it has none of this callback."""
         states: Any = state.stateful_callbacks  # a dict, not the list that it is annotated as
         return states.get(self.name_in_checkpoint)
 
@@ -60,7 +63,7 @@ class AddedCallback(TrainerCallback):
 
     def resized(self, trainer: Trainer, batch: Any) -> Any:
         """Returns what the Trainer trains on in place of a batch."""
-        return batch
+        raise NotImplementedError
 
     def take_loss(self, loss: Tensor) -> None:
         """Gets the loss of a batch, which is the batch's part of the loss of its step."""
@@ -119,7 +122,7 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         """Puts the callbacks' state into trainer_state.json, which the Trainer writes after the model."""
         states: Any = self.state.stateful_callbacks
         for callback in self._added_callbacks():
-            states[callback.name_in_checkpoint] = callback.progress
+            states[callback.name_in_checkpoint] = callback.state_dict()
         super().save_model(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

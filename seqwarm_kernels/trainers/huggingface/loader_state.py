@@ -28,9 +28,6 @@ class LoaderState(AddedCallback):
     Args:
         loader: the loader that the Trainer trains on.
 
-    Attributes:
-        progress: the state that a checkpoint keeps.
-
     Raises:
         TypeError: `loader` is not a ResumableLoader.
         ValueError: it was passed in `callbacks`; when training begins, a loader with a length has too few batches, or
@@ -53,8 +50,7 @@ class LoaderState(AddedCallback):
     def train_loader(self) -> ResumableLoader:
         return self._loader
 
-    @property
-    def progress(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return self._loader.state_dict()
 
     def on_train_begin(
@@ -63,7 +59,7 @@ class LoaderState(AddedCallback):
         self._check_one_epoch(state.max_steps, args.gradient_accumulation_steps)
         if state.global_step == 0:
             return
-        saved = self.saved_progress(state)
+        saved = self.saved_state(state)
         if saved is None:
             raise ValueError("the checkpoint was written without LoaderState; resume without it")
         self._loader.load_state_dict(saved)

@@ -21,10 +21,8 @@ class Monitor(MonitorState, AddedCallback):
 
     The loss is the Trainer's own of the optimizer step, on this rank. The gradient norm is that before clipping. The
     process that logs writes. Checkpoints keep the counts of each `spike_threshold`. If a checkpoint has none, a
-    training that resumes from it starts to count there.
-
-    Every log gets the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
-    2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
+    training that resumes from it starts to count there. Every log gets the figures of the newest record, "monitor/step"
+    and so on.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
@@ -33,19 +31,13 @@ class Monitor(MonitorState, AddedCallback):
         monitor: the monitor of the current training, or of the last one; None before the first.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the Monitor was passed in `callbacks`.
+        TypeError, ValueError: `TrainingMonitor` refuses an argument, or the Monitor was passed in `callbacks`.
     """
 
     @property
     def name_in_checkpoint(self) -> str:
         """Monitors of one threshold have equal counts."""
         return f"{super().name_in_checkpoint}(spike_threshold={self._spike_threshold})"
-
-    @property
-    def progress(self) -> dict[str, Any]:
-        """The counts that a checkpoint keeps. Reads all steps, so it waits for the device."""
-        return self.state_dict()
 
     def take_grad_norm(self, norm: Any) -> None:
         self._grad_norm = norm
@@ -54,15 +46,10 @@ class Monitor(MonitorState, AddedCallback):
         self._add_loss(loss)
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._saved = (self.saved_progress(state) or None) if state.global_step else None
-        self._start([optimizer], steps=state.global_step, writes=state.is_world_process_zero)
+        self._saved = (self.saved_state(state) or None) if state.global_step else None
+        self._start([kwargs["optimizer"]], steps=state.global_step, writes=state.is_world_process_zero)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

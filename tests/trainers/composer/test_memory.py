@@ -12,7 +12,7 @@ from composer.core import Precision
 
 from seqwarm_kernels.trainers.composer.algorithms import claim_memory
 
-from .training import Run, counting_rows, tiny_gpt2
+from .training import counting_rows, tiny_gpt2
 
 
 def state_with(model, *, microbatch=None, automatic=False, precision=Precision.FP32):
@@ -53,28 +53,6 @@ def test_one_run_of_a_microbatch_at_full_length(microbatch, rows):
     seen = rows_seen(model)
     claim_memory(state_with(model, microbatch=microbatch), a_batch())
     assert seen == [(rows, 32)]
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
-def test_everything_is_restored(precision):
-    """Parameters, gradients, optimizer, random numbers and modes, in a trainer after some batches."""
-    run = Run("3ba", model=tiny_gpt2(dropout=0.1)).fit()
-    state = run.trainer.state
-    for parameter in run.model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    run.model.train()
-    parameters = {name: parameter.clone() for name, parameter in run.model.named_parameters()}
-    gradients = {name: parameter.grad.clone() for name, parameter in run.model.named_parameters()}
-    random_numbers = torch.get_rng_state()
-    moments = [entries["exp_avg"].clone() for entries in state.optimizers[0].state.values()]
-    claim_memory(state_with(run.model, precision=precision), a_batch())
-    assert torch.equal(torch.get_rng_state(), random_numbers)
-    for name, parameter in run.model.named_parameters():
-        assert torch.equal(parameter, parameters[name])
-        assert torch.equal(parameter.grad, gradients[name])
-    for entries, moment in zip(state.optimizers[0].state.values(), moments, strict=True):
-        assert torch.equal(entries["exp_avg"], moment)
-    assert run.model.training
 
 
 def test_automatic_microbatches_shrink_until_they_fit():

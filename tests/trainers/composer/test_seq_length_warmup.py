@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from seqwarm_kernels.schedule import watch
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, algorithms, set_batch_sequence_length
 
-from .training import BATCH_SIZE, LENGTH, Bigrams, Run, Stream, batches, counting_rows, tiny_gpt2
+from .training import BATCH_SIZE, Run, Stream, batches, tiny_gpt2
 
 #: 20 batches, with a ramp from 8 to 32 over 10 of them: 8 + 8 · ⌊3n / 10⌋.
 LENGTHS = [8] * 4 + [16] * 3 + [24] * 3 + [32] * 10
@@ -45,22 +45,6 @@ def length_at(algorithm, *state):
     return state.batch["input_ids"].shape[1]
 
 
-@pytest.mark.parametrize(
-    "max_duration", ["2ep", "20ba", f"{20 * BATCH_SIZE}sp", f"{20 * BATCH_SIZE * LENGTH}tok"], ids=str
-)
-def test_lengths_of_every_batch(max_duration):
-    run = Run(max_duration, warmup()).fit()
-    assert run.seen.lengths == LENGTHS
-    assert run.metric("seq_length_warmup/curr_seq_len") == LENGTHS
-    assert run.metric("seq_length_warmup/curr_bs") == [BATCH_SIZE] * 20
-
-
-def test_without_truncation_the_rest_of_a_row_becomes_further_rows():
-    run = Run("20ba", warmup(truncate=False)).fit()
-    assert run.seen.shapes == [(BATCH_SIZE * LENGTH // length, length) for length in LENGTHS]
-    assert run.metric("seq_length_warmup/curr_bs") == [rows for rows, _ in run.seen.shapes]
-
-
 def test_batches_without_a_label_left(monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE", 3)
     labels = torch.full((2, 12), -100)
@@ -82,16 +66,8 @@ def test_dataloaders_without_a_length():
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
     assert Run("20ba", warmup(), dataloader=stream).fit().seen.lengths == LENGTHS
     assert Run("2ep", warmup(), dataloader=stream, train_subset_num_batches=10).fit().seen.lengths == LENGTHS
-    with pytest.raises(ValueError, match="needs a dataloader with a length where max_duration is in epochs, 2ep"):
+    with pytest.raises(ValueError, match=r"max_duration must be .* in epochs of a dataloader with a length, got 2ep"):
         length_at(warmup(), Timestamp(), "2ep")
-
-
-def test_the_model_is_called_once_for_each_batch():
-    model = tiny_gpt2()
-    calls = []
-    model.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    Run("5ba", warmup(), model=model).fit()
-    assert len(calls) == 5
 
 
 @pytest.mark.parametrize(
@@ -111,28 +87,6 @@ def test_epochs_that_end_early_do_not_delay_the_ramp():
     algorithm = SeqLengthWarmup(0.5, 8, 1024, 8)
     after_short_epochs = Timestamp(epoch=2, batch=14, batch_in_epoch=0)
     assert length_at(algorithm, after_short_epochs, "4ep", 10) == 1024
-
-
-@pytest.mark.parametrize("max_duration", ["1ba", "2ba", "3ba", "1ep"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_seq_length": 8},
-        {"step_size": 1000},
-        {"duration": 0},
-        {"duration": 1},
-        {"max_seq_length": 10**6, "step_size": 1},
-    ],
-    ids=str,
-)
-def test_short_runs_and_ramps(max_duration, options):
-    algorithm = warmup(**options)
-    for batch in range(3):
-        length = length_at(algorithm, Timestamp(batch=batch, batch_in_epoch=batch), max_duration, 3)
-        assert 8 <= length <= max(8, options.get("max_seq_length", 32))
-    if options.get("duration") == 0:
-        assert length == 32
 
 
 def test_algorithms_that_are_applied_without_a_trainer():
@@ -161,30 +115,10 @@ def test_algorithms_that_are_applied_without_a_trainer():
         state.timestamp = state.timestamp.to_next_batch(samples=BATCH_SIZE)
 
 
-def test_a_run_shorter_than_the_ramp_has_steps():
-    assert Run("3ba", SeqLengthWarmup(1.0)).fit().seen.lengths == [8, 32, 32]  # 8, 344, 680, in rows of 32
-
-
 @pytest.mark.parametrize("max_duration", ["10iter", "10sec"])
 def test_units_of_max_duration_that_are_not_supported(max_duration):
-    match = f"needs a max_duration in epochs, batches, samples or tokens, got {max_duration}"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=f"max_duration must be in batches, samples or tokens, or .* {max_duration}"):
         length_at(warmup(), Timestamp(), max_duration)
-
-
-def test_max_duration_is_required():
-    with pytest.raises(ValueError, match="needs the trainer's max_duration"):
-        length_at(warmup(), Timestamp(), None)
-
-
-def test_models_of_any_kind():
-    rows = counting_rows(20)
-    dataloader = DataLoader([{"tokens": row, "weight": torch.tensor(1.0)} for row in rows], batch_size=4)
-    run = Run("5ba", warmup(), model=Bigrams(), dataloader=dataloader)
-    run.trainer.state.callbacks.remove(run.seen)  # reads input_ids
-    run.fit()
-    assert run.metric("seq_length_warmup/curr_seq_len") == [8, 16, 24, 32, 32]
-    assert run.metric("seq_length_warmup/curr_bs") == [4] * 5
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"], ids=["host", "device"])
@@ -195,23 +129,6 @@ def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkey
     for batch in range(3):
         length_at(algorithm, Timestamp(batch=batch), "9ba", None, device)
     assert [batch["input_ids"].shape for batch in claimed] == ([(2, 32)] if device == "gpu" else [])
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"duration": 1.5}, ValueError, "duration must be a share of the training, from 0 to 1, got 1.5"),
-        ({"duration": "0.3"}, TypeError, "duration must be a real number, got str"),
-        ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
-        ({"max_seq_length": 4}, ValueError, "max_seq_length must be at least 8, got 4"),
-        ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
-        ({"truncate": 1}, TypeError, "truncate must be True or False, got 1"),
-        ({"preserve_end_of_sequence": None}, TypeError, "preserve_end_of_sequence must be True or False, got None"),
-    ],
-)
-def test_bad_arguments(options, error, match):
-    with pytest.raises(error, match=match):
-        warmup(**options)
 
 
 @pytest.mark.parametrize("preserve", [False, True])

@@ -3,7 +3,7 @@
 import torch
 from composer import Callback, Trainer
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerModel, HuggingFaceModel
+from composer.models import HuggingFaceModel
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -27,21 +27,6 @@ def tiny_gpt2(seed=0, dropout=0.0):
         eos_token_id=0,
     )
     return HuggingFaceModel(GPT2LMHeadModel(config), use_logits=True)
-
-
-class Bigrams(ComposerModel):
-    """Not a Hugging Face model. Its batches hold "tokens", and a "weight" for each row."""
-
-    def __init__(self):
-        super().__init__()
-        self.logits = torch.nn.Embedding(16, 16)
-
-    def forward(self, batch):
-        return self.logits(batch["tokens"])
-
-    def loss(self, outputs, batch):
-        losses = torch.nn.functional.cross_entropy(outputs[:, :-1].mT, batch["tokens"][:, 1:], reduction="none")
-        return (losses.mean(1) * batch["weight"]).mean()
 
 
 def counting_rows(count, length=LENGTH):

@@ -16,6 +16,8 @@ from .cases import LEARNING_RATE, Case, Model, loader
 from .oracle import Rule
 from .record import Record, record_of
 
+READ_EVERY = 3  #: steps until a monitor reads its records
+
 
 class Adapter(abc.ABC):
     """A warmup in a trainer, for one training or several.
@@ -25,6 +27,7 @@ class Adapter(abc.ABC):
         warns_of_short: it warns of a training that ends before the schedule.
         ends_by_tokens: it ends by itself after `total_tokens`.
         keeps_schedule: checkpoints have the schedule's state. Else its length follows from the trainer's own count.
+        has_monitor: it has a Monitor, which writes to `records`.
     """
 
     rank: ClassVar[int] = 0  # of this process
@@ -33,9 +36,15 @@ class Adapter(abc.ABC):
     warns_of_short: ClassVar[bool] = True
     ends_by_tokens: ClassVar[bool] = True
     keeps_schedule: ClassVar[bool] = True
+    has_monitor: ClassVar[bool] = True
+    Monitor: ClassVar[Any]
 
     def __init__(self, case: Case, model: Model, folder: Path) -> None:
         self.case, self.model, self.folder = case, model, folder
+        self.records: list[Any] = []
+        self.monitors = []
+        if case.is_watched:
+            self.monitors.append(self.Monitor(self.records.append, read_every=READ_EVERY, spike_threshold=1.0))
 
     @classmethod
     def supports(cls, case: Case) -> bool:
@@ -57,8 +66,8 @@ class Adapter(abc.ABC):
         """An evaluation outside of any training."""
 
     @abc.abstractmethod
-    def logged(self) -> dict[int, tuple[int, int]]:
-        """seq_length and train_tokens in the trainer's own log, by step."""
+    def logged(self) -> dict[int, dict[str, float]]:
+        """The figures in the trainer's own log, by step."""
 
     @abc.abstractmethod
     def progress(self) -> int | None:
@@ -86,8 +95,8 @@ class Adapter(abc.ABC):
 
     def optimizer(self) -> tuple[torch.optim.Optimizer, Any]:
         """A new optimizer, and its learning rates."""
-        rates = self.case.rates
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=PEAK if rates else LEARNING_RATE)
+        rates, kind = self.case.rates, torch.optim.AdamW if self.case.adam else torch.optim.SGD
+        optimizer = kind(self.model.parameters(), lr=PEAK if rates else LEARNING_RATE)
         optimizer.register_step_post_hook(self.model.note_step)
         if rates:
             return optimizer, SCHEDULERS[rates][0](optimizer, self.source())

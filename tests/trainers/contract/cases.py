@@ -39,6 +39,9 @@ class Case:
     max_steps: int | None = None
     fails: type[BaseException] | None = None  #: raised in the sixth forward
     saves: bool = False  #: a checkpoint after the first epoch
+    clip: float | None = None  #: the largest norm of gradients
+    is_watched: bool = False  #: by the trainer's Monitor
+    adam: bool = False  #: instead of plain SGD
 
     @property
     def epoch_steps(self) -> int:

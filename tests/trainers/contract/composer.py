@@ -4,11 +4,12 @@ from ..composer import conftest  # noqa: F401  # lets Composer be imported
 
 # isort: split
 from composer import Trainer
+from composer.algorithms import GradientClipping
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
+from seqwarm_kernels.trainers.composer import Monitor, SeqLengthWarmup, TokenCounter
 
 from .adapter import Adapter
 from .cases import BATCH_SIZE, EPOCHS, ITEMS, LENGTH, LONGEST, SHORTEST, STEP_SIZE
@@ -30,7 +31,7 @@ class Wrapped(ComposerModel):
 
 
 class Composer(Adapter):
-    rule = Rule("rows", counts_whole_rows=True)
+    rule, Monitor = Rule("rows", counts_whole_rows=True), Monitor
     warns_of_short = keeps_schedule = False
 
     @classmethod
@@ -66,8 +67,8 @@ class Composer(Adapter):
             eval_interval=f"{case.evaluate_every}ba" if case.evaluate_every else 1,
             max_duration=self.max_duration,
             device_train_microbatch_size=BATCH_SIZE if case.data != "packed" else None,
-            algorithms=self.warmup,
-            callbacks=self.counter,
+            algorithms=[self.warmup, *([GradientClipping("norm", case.clip)] if case.clip else [])],
+            callbacks=[self.counter, *self.monitors],
             loggers=self.logs,
             optimizers=optimizer,
             schedulers=rates,
@@ -96,9 +97,13 @@ class Composer(Adapter):
         self.trainer().eval(self.sampled(is_evaluation=True))
 
     def logged(self):
-        names = ("seq_length_warmup/curr_seq_len", "train_tokens")
-        pairs = zip(*([value for _, value in self.logs.data[name]] for name in names), strict=True)
-        return {self.first + number: pair for number, pair in enumerate(pairs, 1)}
+        lengths = [length for _, length in self.logs.data["seq_length_warmup/curr_seq_len"]]
+        logged = {step: {"seq_length": length} for step, length in enumerate(lengths, self.first + 1)}
+        for name in self.logs.data:
+            if name == "train_tokens" or name.startswith("monitor/"):
+                for time, value in self.logs.data[name]:
+                    logged[time.batch.value][name] = value
+        return logged
 
     def progress(self):
         return None

@@ -2,7 +2,7 @@
 
 import transformers
 
-from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ...support.huggingface import PLAIN_SGD
 from .adapter import Adapter
@@ -11,7 +11,7 @@ from .oracle import Rule
 
 
 class HuggingFace(Adapter):
-    rule = Rule("labels")
+    rule, Monitor = Rule("labels"), Monitor
 
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
@@ -30,6 +30,8 @@ class HuggingFace(Adapter):
             "save_strategy": "epoch" if case.saves else "no",
             "prediction_loss_only": True,
             "remove_unused_columns": False,
+            "max_grad_norm": case.clip or 0.0,
+            "restore_callback_states_from_checkpoint": True,
             "ddp_backend": "gloo" if self.world_size > 1 else None,
         }
         self.trainer = transformers.Trainer(
@@ -41,7 +43,8 @@ class HuggingFace(Adapter):
             optimizers=self.optimizer(),
         )
         self.trainer.remove_callback(transformers.PrinterCallback)
-        self.warmup.add_to(self.trainer)
+        for callback in (self.warmup, *self.monitors):
+            callback.add_to(self.trainer)
 
     def fit(self, resume=None):
         self.trainer.train(resume_from_checkpoint=str(self.folder / f"checkpoint-{resume}") if resume else None)
@@ -50,11 +53,10 @@ class HuggingFace(Adapter):
         self.trainer.evaluate()
 
     def logged(self):
-        records = [record for record in self.trainer.state.log_history if "loss" in record]
-        return {record["step"]: (record["seq_length"], record["train_tokens"]) for record in records}
+        return {record["step"]: record for record in self.trainer.state.log_history if "loss" in record}
 
     def progress(self):
-        return self.warmup.progress["scheduler"]["progress"]
+        return self.warmup.state_dict()["scheduler"]["progress"]
 
     def source(self):
         return self.warmup.count_tokens

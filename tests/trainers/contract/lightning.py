@@ -2,7 +2,7 @@
 
 import lightning.pytorch as pl
 
-from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
+from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
 
 from .adapter import Adapter
 from .cases import EPOCHS, loader
@@ -42,12 +42,12 @@ class Records(pl.loggers.logger.Logger):
 
 
 class Lightning(Adapter):
-    rule = Rule("batches")
+    rule, Monitor = Rule("batches"), Monitor
 
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
         self.warmup = SequenceLengthWarmup(case.schedule(), total_tokens=case.total_tokens, **case.options)
-        self.module, self.first, self.records = Module(self), 0, Records()
+        self.module, self.first, self.logs = Module(self), 0, Records()
 
     def trainer(self):
         """A new one, since a second `fit` of the same continues the first."""
@@ -64,8 +64,9 @@ class Lightning(Adapter):
             check_val_every_n_epoch=None if every else 1,
             num_sanity_val_steps=0,
             log_every_n_steps=case.log_every,
-            logger=self.records,
-            callbacks=[self.warmup, *saving],
+            logger=self.logs,
+            gradient_clip_val=case.clip,
+            callbacks=[self.warmup, *self.monitors, *saving],
             enable_checkpointing=case.saves,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -74,7 +75,7 @@ class Lightning(Adapter):
         )
 
     def fit(self, resume=None):
-        self.first, self.records = resume or 0, Records()
+        self.first, self.logs = resume or 0, Records()
         validation = loader(self.case, is_evaluation=True) if self.case.evaluate_every else None
         path = self.folder / f"step={resume}.ckpt" if resume else None
         self.trainer().fit(self.module, self.batches(), validation, ckpt_path=path)
@@ -84,11 +85,8 @@ class Lightning(Adapter):
 
     def logged(self):
         every = self.case.log_every
-        records = [record for record in self.records.records if "train_tokens" in record]
-        return {
-            self.first + every * number: (record["seq_length"], record["train_tokens"])
-            for number, record in enumerate(records, 1)
-        }
+        records = [record for record in self.logs.records if "train_tokens" in record]
+        return {self.first + every * number: record for number, record in enumerate(records, 1)}
 
     def progress(self):
         return self.warmup.state_dict()["scheduler"]["progress"]

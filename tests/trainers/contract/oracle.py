@@ -141,8 +141,11 @@ def train(case, rule, model=None, *, world_size=1):
         loss = sum_of_ranks(model, resized, rule, is_packed, world_size)
         rate = rate_at(tokens)
         parameters = [*model.parameters()]
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.data -= rate * gradient
+        gradients = torch.autograd.grad(loss, parameters)
+        norm = sum(gradient.square().sum().item() for gradient in gradients) ** 0.5
+        share = min(1.0, case.clip / (norm + 1e-6)) if case.clip else 1.0  # as torch clips
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.data -= rate * share * gradient
         new = sum(entry is not PADDING for rows in resized for row in rows for entry in row)
         tokens += new
         made.progress += counted(case, rule, batches, resized, new)
@@ -150,6 +153,7 @@ def train(case, rule, model=None, *, world_size=1):
         made.lengths.append(max(len(row) for rows in resized for row in rows))
         made.losses.append(loss.item())
         made.rates.append(rate)
+        made.norms.append(norm)
         made.train_tokens.append(tokens)
         if case.evaluate_every and made.steps % case.evaluate_every == 0:
             made.evaluations += evaluate(case, model, made.steps)

@@ -11,7 +11,11 @@ from .oracle import Rule
 
 class Plain(Adapter):
     rule = Rule("batches")
-    warns_of_short = ends_by_tokens = False
+    warns_of_short = ends_by_tokens = has_monitor = False
+
+    @classmethod
+    def supports(cls, case):
+        return not case.is_watched
 
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
@@ -63,7 +67,7 @@ class Plain(Adapter):
         self.train_tokens += tokens
         self.scheduler.step({"step": 1, "token": tokens, "sample": samples}[self.case.unit])
         if step % self.case.log_every == 0:
-            self.log[step] = (attachment.seq_length, self.train_tokens)
+            self.log[step] = {"seq_length": attachment.seq_length, "train_tokens": self.train_tokens}
 
     def evaluate(self):
         self.model.eval()

@@ -11,8 +11,9 @@ class Record:
     """The figures of a training, or of this rank's part of it.
 
     `lengths` of the model's inputs, `losses` and `rates` have one entry for each optimizer step, from `first` on.
-    `evaluations` are (steps so far, length, loss) of each batch. Of the oracle alone: the schedule's length in each
-    step, the tokens of all ranks after it, and the schedule's progress at the end.
+    `evaluations` are (steps so far, length, loss) of each batch. Of the oracle alone: the norm of the gradients of each
+    step before clipping, the schedule's length, the tokens of all ranks after it, and the schedule's progress at the
+    end.
     """
 
     first: int = 0
@@ -21,6 +22,7 @@ class Record:
     rates: list[float] = field(default_factory=list)
     evaluations: list[tuple[int, int, float]] = field(default_factory=list)
     weights: dict[str, Any] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
     scheduled: list[int] = field(default_factory=list)
     train_tokens: list[int] = field(default_factory=list)
     progress: int = 0
