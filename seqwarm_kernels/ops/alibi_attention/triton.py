@@ -329,6 +329,8 @@ def _backward_of(*described: Any) -> Any:
         make = ShortBackward
     elif gluon is not None and gluon.has_backward(query, key, options):
         make = gluon.GluonBackward
+    elif is_short(query, key, slopes, options, longer=True):
+        make = ShortBackward
     return make(*described)
 
 

@@ -44,6 +44,10 @@ class Chip(NamedTuple):
     is_hip: bool = False
 
     @property
+    def is_hopper(self) -> bool:
+        return self == Chip(90)
+
+    @property
     def copies_in_bulk(self) -> bool:
         return not self.is_hip and self.capability in BULK_COPIES
 
@@ -166,6 +170,9 @@ _SHORT_HALF = {
     256: ShortTile(64, 8, None, None),
 }
 
+# The same for backward of longer rows, where that is faster than the kernels of any length.
+_LONGER_HALF = {64: ShortTile(128, 8, None, None)}
+
 
 def short_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile:
     """The tile of short rows. Chips other than 9.0 are not yet measured; on 8.0, tiles of 64 tokens would spill."""
@@ -177,6 +184,11 @@ def short_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile:
         hopper = _SHORT_HALF[block_d(head_dim)]
         return hopper if entry == 90 else ShortTile(64 if entry > 90 else 32, hopper.num_warps, None, None)
     return ShortTile(32 if head_dim <= 64 else 16, 4, None, None)  # without matrix instructions, more would spill
+
+
+def longer_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile | None:
+    """The tile of backward for rows that `short_tile` does not hold, or None where there is no larger one."""
+    return _LONGER_HALF.get(block_d(head_dim)) if chip.is_hopper and bytes_per_element == 2 else None
 
 
 class GluonTiles(NamedTuple):
@@ -206,4 +218,4 @@ _GLUON = {
 
 def gluon_tiles(chip: Chip, head_dim: int) -> GluonTiles | None:
     """The tiles of the Gluon kernels, or None where there are none: they are for Hopper."""
-    return _GLUON.get(block_d(head_dim)) if chip == Chip(90) and _SPECIALIZED else None
+    return _GLUON.get(block_d(head_dim)) if chip.is_hopper and _SPECIALIZED else None
