@@ -94,6 +94,8 @@ _HALF_HIP = {
 
 # The same with a mask or dropout, where other tiles than those of `configuration` are faster on an H200.
 _HOPPER_NOT_PLAIN = {128: Configuration(Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3))}
+# The same for backward_key of light calls. In others, 64 queries spill more than 32.
+_HOPPER_LIGHT_KEY = {128: Tiles(64, 64, 4, 2)}
 
 # float32 uses no matrix instructions unless torch allows TF32. Small tiles keep compilation quick.
 _FLOAT = {
@@ -127,7 +129,7 @@ def _entry_of(capability: int) -> int:
     return 80 if capability >= 120 else max(entry for entry in _HALF if entry <= max(capability, 80))
 
 
-def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
+def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: bool, light: bool) -> Configuration:
     """The tiles of all kernels for one kind of call.
 
     Args:
@@ -136,13 +138,17 @@ def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: b
         bytes_per_element: 2 or 4.
         plain: without mask, dropout, and keys that no query may see. Each needs registers, so most tiles have half the
             columns with any of them.
+        light: plain, without a window, segments or packed sequences, and with bulk copies.
     """
     half = _HALF_HIP if chip.is_hip else _HALF[_entry_of(chip.capability)]
     single = _FLOAT_HIP if chip.is_hip else _FLOAT
     row = (single if bytes_per_element == 4 else half)[block_d(head_dim)]
+    hopper = half is _HALF[90] and bytes_per_element == 2
+    if hopper and light and block_d(head_dim) in _HOPPER_LIGHT_KEY:
+        return row._replace(backward_key=_HOPPER_LIGHT_KEY[block_d(head_dim)])
     if plain:
         return row
-    if half is _HALF[90] and bytes_per_element == 2 and block_d(head_dim) in _HOPPER_NOT_PLAIN:
+    if hopper and block_d(head_dim) in _HOPPER_NOT_PLAIN:
         return _HOPPER_NOT_PLAIN[block_d(head_dim)]
     forward, query, key = row
     return Configuration(
