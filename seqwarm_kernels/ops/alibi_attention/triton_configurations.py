@@ -218,7 +218,7 @@ _NEVER = 2**31
 # By head_dim, measured on an H200. At 64 and with skipped keys, blocks have few tiles, and their ends cost more.
 _GLUON = {
     64: GluonTiles(128, 3, 4096, _NEVER, 128, 64, 3, 512),
-    128: GluonTiles(128, 2, 1024, 2048, 64, 64, 2, 512),
+    128: GluonTiles(128, 2, 1024, 8192, 64, 64, 2, 512),
 }
 
 
