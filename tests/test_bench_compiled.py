@@ -76,7 +76,8 @@ def check_reports(reports, chip, head_dim):
     assert {report["kernel"] for report in reports} == {*PRODUCTS, *others, *hopper}
     for report in reports:
         assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
-        if chip == 90 and head_dim in (64, 128) and report["dtype"] != "fp32" and report["kernel"] in TWO_PROGRAMS:
+        two = report["kernel"] in TWO_PROGRAMS and report["variant"] != "128 tokens"  # which fills one alone
+        if chip == 90 and head_dim in (64, 128) and report["dtype"] != "fp32" and two:
             assert 2 * report["shared_bytes"] <= SHARED_LIMIT[chip] - 1024, report  # 1 KiB belongs to each program
             assert 2 * report["registers"] * 32 * num_warps(report) <= 65536, report
         assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
@@ -92,7 +93,7 @@ def check_reports(reports, chip, head_dim):
             plain = report["variant"].startswith(("causal", "full"))
             most = SPILL_LIMIT[chip] if plain and PINNED else 256
             if report["kernel"] in SHORT:  # waiting for memory alone would cost more
-                most = {"origins": 1024, "grouped": 2048}.get(report["variant"], 512)
+                most = {"origins": 1024, "grouped": 1024}.get(report["variant"], 512)
             assert report["spilled_bytes"] <= most, report
 
 

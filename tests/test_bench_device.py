@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_parts_end_in_time():
     assert all(part.minutes < 9 for part in command.PARTS.values())
-    calls = [command.PARTS[name].minutes for name in ("candidates", "memory", "training", "attention")]
+    calls = [command.PARTS[name].minutes for name in ("hopper", "memory", "training", "attention")]
     assert command.SELECTION_MINUTES + sum(calls) <= 29.5
     memory = command.PARTS["memory"].stages
     assert next(iter(memory)) == "allocator"

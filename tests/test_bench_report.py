@@ -22,9 +22,6 @@ from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
 from bench.common.timing import Timing
-from bench.gpu.candidates.compare import STAGE as CANDIDATES
-from bench.gpu.candidates.compare import compare
-from bench.gpu.candidates.patches import read_candidates
 from bench.gpu.predictions import PREDICTIONS
 from bench.gpu.records import TESTS, DeviceRecord, DeviceRecords, read_device_records
 from bench.gpu.stage import STAGES
@@ -174,8 +171,9 @@ def device_records(monkeypatch):
         attention.decoding,
         hopper.hopper,
     )
-    of_processes = (compare, training.to_one_loss)
-    for part in dict.fromkeys(part for parts in STAGES.values() for part in parts if part not in of_processes):
+    measured = dict.fromkeys(part for parts in STAGES.values() for part in parts)
+    del measured[training.to_one_loss]  # starts processes
+    for part in measured:
         before = len(recorder.records)
         part(recorder, torch.device("cpu"), part not in full_size)
         assert len(recorder.records) > before, part
@@ -183,9 +181,6 @@ def device_records(monkeypatch):
     sooner = {"sooner_in_tokens": 1.5, "sooner_in_seconds": 1.2}
     for arm in (training.WARMUP, training.EAGER_WARMUP, training.SMALL_BATCH):
         recorder.add(DeviceRecord(training.STAGE, "GPT-2", training.WORK, arm, figures=sooner))
-    for candidate in read_candidates():
-        key = CANDIDATES, "a size", candidate.work, candidate.name
-        recorder.add(DeviceRecord(*key, "a", 1.0, 1.0, 1.0, figures={"speed": 1.04}))
     recorder.add(step_record("compiler", 1.0, None))
     return recorder.records
 

@@ -31,9 +31,11 @@ from seqwarm_kernels.ops.alibi_attention.triton_backward_ranges import (
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
     KEY_STAGES,
     VALUE_STAGES,
+    ShortTile,
     Tiles,
     block_d,
     configuration,
+    longer_tile,
     short_tile,
 )
 from seqwarm_kernels.ops.alibi_attention.triton_decode import CHUNK, MERGED_CHUNKS, decode_tiles
@@ -105,10 +107,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bound": {"causal": True, "present": {"key_norm_bound"}},
     "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
     "tf32": {"causal": False, "dtype": "fp32", "precision": "tf32"},
-    "128_tokens": {"causal": True, "tokens": 128},
+    "128 tokens": {"causal": True, "longer": True},
 }
-#: Kinds that only a candidate takes (bench/gpu/candidates). They are compiled if they are named.
-CANDIDATES = ("128_tokens",)
 
 
 @dataclass(frozen=True)
@@ -147,22 +147,30 @@ def _tiles(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str
     if kernel == "decode":
         return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
     if kernel in SHORT:
-        tile = short_tile(described(chip), head_dim, BYTES[dtype])
-        tokens = VARIANTS[variant].get("tokens", tile.tokens)
-        return Tiles(tokens, tokens, tile.num_warps * tokens // tile.tokens, 1)
+        tile = _short_tile(chip, head_dim, dtype, VARIANTS[variant])
+        return Tiles(tile.tokens, tile.tokens, tile.num_warps, 1)
     if kernel in HOPPER and (table := compiled_gluon.table_of(chip, head_dim)):
         return compiled_gluon.tiles_of(kernel, table)
     plain = variant not in ("mask", "dropout", "origins", "packed_starts", "hidden_keys")
-    return getattr(configuration(described(chip), head_dim, BYTES[dtype], plain=plain), kernel)
+    light = plain and "limited" not in VARIANTS[variant] and _access(chip, dtype, VARIANTS[variant]) == BULK.value
+    return getattr(configuration(described(chip), head_dim, BYTES[dtype], plain=plain, light=light), kernel)
+
+
+def _short_tile(chip: int | str, head_dim: int, dtype: str, variant: dict[str, Any]) -> ShortTile:
+    tile = (longer_tile if "longer" in variant else short_tile)(described(chip), head_dim, BYTES[dtype])
+    assert tile is not None
+    return tile
 
 
 def _most_registers(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
-    tile = short_tile(described(chip), head_dim, BYTES[dtype])
-    backward = None if {"grouped", "tokens"} & variant.keys() else tile.backward_registers
+    tile = _short_tile(chip, head_dim, dtype, variant)
+    backward = None if "grouped" in variant else tile.backward_registers
     return {"short_forward": tile.forward_registers, "short_backward": backward}.get(kernel)
 
 
-def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]) -> Any:
+def _signature(
+    kernel: str, chip: int | str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]
+) -> Any:
     """Types and constants of the kernel's arguments, as in a launch."""
     constants = {
         "SEARCH_STEPS": 8,
@@ -171,6 +179,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "GROUPED": variant.get("grouped", False),
         "ORIGINS": variant.get("origins", False),
         "HIDES": variant.get("hides", False),
+        "BOUNDS": described(chip).is_hopper,
         "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
@@ -188,7 +197,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "K_STAGES": KEY_STAGES,
         "V_STAGES": VALUE_STAGES,
     }
-    described = compiled_gluon.descriptors(kernel, tiles, head_dim, dtype)
+    tiled = compiled_gluon.descriptors(kernel, tiles, head_dim, dtype)
     present = variant.get("present", ())
     types, values = {}, {}
     for parameter in KERNELS[kernel].params:
@@ -197,8 +206,8 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
             types[name], values[name] = "constexpr", constants.get(name)
         elif parameter.annotation_type:
             types[name] = parameter.annotation_type
-        elif name in described:
-            types[name] = described[name]
+        elif name in tiled:
+            types[name] = tiled[name]
         elif name in _TILED and kernel not in BY_POINTERS and constants["ACCESS"] == BULK.value:
             rows = tiles.block_n if name in ("key", "value") else tiles.block_m
             types[name] = f"tensordesc<{dtype}[1, 1, {rows}, {block_d(head_dim)}]>"
@@ -221,7 +230,7 @@ def _hints(types: dict[str, str], chip: int | str) -> dict[tuple[int, ...], Any]
 def compile_kernel(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str) -> CompiledKernel:
     options = VARIANTS[variant]
     tiles = _tiles(kernel, chip, head_dim, dtype, variant)
-    types, values = _signature(kernel, tiles, head_dim, dtype, _access(chip, dtype, options), options)
+    types, values = _signature(kernel, chip, tiles, head_dim, dtype, _access(chip, dtype, options), options)
     make_source = GluonASTSource if kernel in compiled_gluon.KERNELS else ASTSource
     compiled = triton.compile(
         make_source(KERNELS[kernel], types, values, _hints(types, chip)),
@@ -299,8 +308,10 @@ def _differs(variant: str, kernel: str, chip: int | str, head_dim: int) -> bool:
         return kernel in ("backward_query", "short_backward", "gluon_backward_query")
     if kernel in HOPPER:
         return variant == "window"
-    if variant in ("grouped", "128_tokens"):
+    if variant == "grouped":
         return kernel == "short_backward"
+    if variant == "128 tokens":
+        return kernel == "short_backward" and longer_tile(described(chip), head_dim, 2) is not None
     if variant in ("bound", "32 rows"):
         return kernel == "decode"
     if kernel in BY_POINTERS:
@@ -331,11 +342,10 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = [name for name in VARIANTS if name not in CANDIDATES]
     parser.add_argument("--chips", type=named, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=tuple(KERNELS))
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=usual, help="kinds of calls")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=tuple(VARIANTS), help="kinds of calls")
     parser.add_argument("--json", action="store_true", help="print a line of JSON after each kernel")
 
 

@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in parts. With half an hour on a GPU, in this order:
 
-    --part tests --selection, then --part candidates; --part memory; --part training; --part attention
+    --part tests --selection, then --part hopper; --part memory; --part training; --part attention
 
 Each part ends by itself in less than nine minutes, and these in less than thirty. It begins with a compiler, a trivial
 kernel and the native kernels, which are built if they have no CUDA part; where one of these fails, nothing else runs.
@@ -40,7 +40,6 @@ class Part(NamedTuple):
 
 PARTS = {
     "tests": Part(8.5, {}),
-    "candidates": Part(4.0, {"candidates": 1}),
     "memory": Part(7.75, {"allocator": 330, "resize": 70, "diagnostics": 35}),
     "training": Part(8.75, {"training": 1}),
     "attention": Part(5.0, {"long": 80, "lengths": 80, "paths": 40, "small": 30, "segments": 40}),

@@ -6,7 +6,6 @@ A prediction that fails is a finding: either the arithmetic forgot something, or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any, NamedTuple
 
 from ..alibi_attention import hopper
@@ -19,8 +18,6 @@ from ..moment_statistics.gpu import MONITORED
 from ..moment_statistics.gpu import STEP as TRAINING_STEP
 from ..resize_batch.implementations import OURS, with_backend
 from ..training.gpu import EAGER_WARMUP, SMALL_BATCH, WARMUP, sooner
-from .candidates.compare import speeds
-from .candidates.patches import Candidate, read_candidates
 from .records import STEPS, TESTS, DeviceRecords, gigabytes_per_second, speedup, teraflops
 
 Measured = Callable[[DeviceRecords], float | None]
@@ -154,14 +151,6 @@ def _failed(records: DeviceRecords) -> float | None:
     found = records.of_stages(STEPS, TESTS).all
     ended = [record for record in found if not (record.failure or "").startswith(("skipped", "not run", "running"))]
     return float(sum(record.failure is not None for record in ended)) if found else None
-
-
-def _speed_of(candidate: Candidate) -> Prediction:
-    def measured(records: DeviceRecords) -> float | None:
-        return median(found) if (found := speeds(records, candidate.name)) else None
-
-    what = f"speed of {candidate.name}, {candidate.work}"
-    return Prediction(what, candidate.because, candidate.low, candidate.high, "x", measured)
 
 
 _COUNTED = "docs/kernels/attention_gpu.md: clocks of products, exponentials and other arithmetic of a tile"
@@ -313,7 +302,6 @@ PREDICTIONS = (
         "4.2 times the default's speed; tuning gains at most a third",
         3.0, 4.5, "x", _beside_tuned,
     ),
-    *map(_speed_of, read_candidates()),
 )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from ..allocator import gpu as allocator
 from ..moment_statistics import gpu as moments
 from ..resize_batch import gpu as resizing
 from ..training import gpu as training
-from .candidates.compare import compare
 from .records import DeviceRecord, Recorder, explain
 
 Measure = Callable[[Recorder, torch.device, bool], None]
@@ -28,7 +27,6 @@ STAGES: dict[str, tuple[Measure, ...]] = {
     "allocator": (allocator.ramp,),
     "resize": (resizing.copy, resizing.resize),
     "diagnostics": (moments.monitor,),
-    "candidates": (compare,),
     "training": (training.to_one_loss,),
     "hopper": (hopper,),
     "tiles": (tiles,),

@@ -11,8 +11,6 @@ from ..allocator import gpu as allocator
 from ..common.goals import Goal
 from ..resize_batch import report as resizing
 from ..training import gpu as training
-from .candidates.compare import STAGE as CANDIDATES
-from .candidates.compare import WINS
 from .predictions import prediction_lines
 from .records import STEPS, TESTS, DeviceRecord, DeviceRecords
 
@@ -30,7 +28,6 @@ def summary(records: DeviceRecords) -> Iterator[str]:
     for stage in ("host", "packed", "decoding", "tiles", "tuned", "diagnostics"):
         yield from _times(records, stage)
     yield from hopper.summary_lines(records)
-    yield from _candidates(records)
     yield from passed_and_failed(records)
     yield from failures(records)
     yield from prediction_lines(records)
@@ -68,18 +65,6 @@ def _times(records: DeviceRecords, stage: str) -> Iterator[str]:
     for case, implementations in cases.items():
         texts = [f"{name} ({', '.join(times)})" for name, times in implementations.items()]
         yield f"{stage} {case}, ms: {'; '.join(texts)}"
-
-
-def _candidates(records: DeviceRecords) -> Iterator[str]:
-    """A line for each candidate: its speed at each size, and whether it goes in."""
-    found: dict[str, list[DeviceRecord]] = {}
-    for record in records.of_stages(CANDIDATES).all:
-        found.setdefault(record.implementation, []).append(record)
-    for name, sizes in found.items():
-        speeds = [record.figures.get("speed") for record in sizes]
-        wins = all(speed is not None and speed >= WINS for speed in speeds)
-        texts = [f"{record.case} {speed:.3f}" for record, speed in zip(sizes, speeds, strict=True) if speed is not None]
-        yield f"{'goes in' if wins else 'no     '} {name}, speed beside main: {'; '.join(texts) or sizes[0].failure}"
 
 
 def failures(records: DeviceRecords) -> Iterator[str]:

@@ -67,6 +67,23 @@ def test_what_needs_registers_has_smaller_tiles(monkeypatch, changes):
     assert 2 * keys_of_a_tile(PLAIN._replace(**changes)) == keys_of_a_tile(PLAIN)
 
 
+@pytest.mark.parametrize(
+    ("changes", "queries"),
+    [({}, 64), ({"causal": False}, 64), ({"window": 7}, 32), ({"segment_length": 7}, 32), ({"query_offset": -1}, 32)],
+    ids=str,
+)
+def test_backward_key_has_larger_tiles_where_nothing_else_needs_registers(monkeypatch, changes, queries):
+    tensor = torch.empty(1, 1, 70, 128, dtype=torch.bfloat16)
+    launches = launches_of(monkeypatch, tensor, tensor, PLAIN._replace(**changes))
+    assert launches["backward_key_kernel"]["BLOCK_M"] == queries
+
+
+@pytest.mark.parametrize(("chip", "bounds"), [(Chip(90), True), (Chip(120), False), (Chip(90, is_hip=True), False)])
+def test_on_which_chips_forward_looks_for_bounds(monkeypatch, chip, bounds):
+    monkeypatch.setattr(host, "chip_of", lambda device: chip)
+    assert launches_of(monkeypatch, rows_of(70), rows_of(70))["forward_kernel"]["BOUNDS"] is bounds
+
+
 @pytest.mark.parametrize(("capability", "is_hip"), [((9, 0), False), ((9, 4), True)])
 def test_tiles_are_those_of_the_chip(monkeypatch, capability, is_hip):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention
-from seqwarm_kernels.ops.alibi_attention.triton_configurations import short_tile
+from seqwarm_kernels.ops.alibi_attention.triton_configurations import longer_tile, short_tile
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.kernels import DEVICES, TRITON_RUNS, Exact
 from tests.support.tiers import first_fast
@@ -23,6 +23,7 @@ def tiles_of_64_tokens(monkeypatch):
         from seqwarm_kernels.ops.alibi_attention import triton_short
 
         monkeypatch.setattr(triton_short, "short_tile", lambda chip, head_dim, _: short_tile(chip, head_dim, 2))
+        monkeypatch.setattr(triton_short, "longer_tile", lambda chip, head_dim, _: longer_tile(chip, head_dim, 2))
 
 
 def dtype_of(device, tokens):
@@ -37,14 +38,15 @@ def draw_tensor(layout, batch_size, heads, length, head_dim, **like):
     return torch.randn(batch_size, heads, length, head_dim, **like)
 
 
-def shares_tiles(tensors, **options):
+def shares_tiles(tensors, longer=False, **options):
     from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
     from seqwarm_kernels.ops.alibi_attention.triton_short import is_short
 
     query, key, _, slopes = tensors
     seed = torch.zeros((), dtype=torch.int64) if options.get("dropout_p") else None
     segment_length = options.get("segment_length")
-    return is_short(query, key, slopes, DenseOptions(None, None, seed, 0, True, 1, segment_length, None, 0, 0))
+    described = DenseOptions(None, None, seed, 0, True, 1, segment_length, None, 0, 0)
+    return is_short(query, key, slopes, described, longer=longer)
 
 
 #: Rows, tokens, layout, options. Rows with the same remainder by 4 and with another, in one tile and in several.
@@ -73,12 +75,39 @@ def test_rows_that_share_tiles(batch_size, length, layout, options, device):
     tensors = [draw_tensor(each, batch_size, heads, length, 20, **like) for each, heads in layouts_and_heads]
     leaves = [*tensors, torch.rand(4, device=device) - 0.2]
     assert shares_tiles(leaves, **options)
+    check_results(leaves, options)
+
+
+#: Of these, backward alone has a tile for a whole row.
+LONGER_ROWS = [
+    (2, 128, "heads first", {}),
+    (3, 65, "tokens first", {"causal": False, "mask": True, "own positions": True}),
+    (2, 100, "strided", {"dropout_p": 0.3, "window": 20}),
+    (1, 240, "heads first", {"segment_length": 80, "causal": False}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("batch_size", "length", "layout", "options"), first_fast(LONGER_ROWS))
+def test_backward_of_longer_rows(batch_size, length, layout, options, device):
+    like = {"device": device, "dtype": dtype_of(device, length)}
+    leaves = [draw_tensor(layout, batch_size, 2, length, 40, **like) for _ in range(3)]
+    leaves.append(torch.rand(2, device=device) - 0.2)
+    assert shares_tiles(leaves, longer=True, **options) or torch.cuda.is_available()
+    assert not shares_tiles(leaves, **options)
+    check_results(leaves, options)
+
+
+def check_results(leaves, options):
+    query = leaves[0]
+    batch_size, _, length, _ = query.shape
+    device, dtype = query.device, query.dtype
     options = dict(options)
     if options.pop("mask", False):
         options["key_padding_mask"] = torch.rand(batch_size, 2 * length, device=device)[:, ::2] < 0.7
     if options.pop("own positions", False):
         options["query_start"] = torch.randint(-3, length + 3, (batch_size,), device=device)
-    weights = torch.randn(tensors[0].shape, **like), torch.randn(tensors[0].shape[:-1], device=device)
+    weights = torch.randn(query.shape, device=device, dtype=dtype), torch.randn(query.shape[:-1], device=device)
 
     def results_of(leaves, backend):
         def attend(tensors):
@@ -161,9 +190,9 @@ def test_ranges_of_segments(device):
 def test_which_rows_share_tiles(monkeypatch):
     monkeypatch.undo()
 
-    def of(batch_size, length, key_length=None, slopes=None, dtype=torch.bfloat16, **options):
-        query = torch.empty(batch_size, 2, length, 8, dtype=dtype)
-        key = torch.empty(batch_size, 2, key_length or length, 8, dtype=dtype)
+    def of(batch_size, length, key_length=None, slopes=None, dtype=torch.bfloat16, heads=2, head_dim=64, **options):
+        query = torch.empty(batch_size, heads, length, head_dim, dtype=dtype)
+        key = torch.empty(batch_size, 2, key_length or length, head_dim, dtype=dtype)
         return shares_tiles((query, key, key, torch.ones(2) if slopes is None else slopes), **options)
 
     assert of(2, 64)
@@ -173,6 +202,12 @@ def test_which_rows_share_tiles(monkeypatch):
     assert of(2, 32, dtype=torch.float32)
     assert not of(2, 33, dtype=torch.float32)
     assert not of(2, 65)
+    assert of(2, 65, longer=True)
+    assert of(2, 128, longer=True)
+    assert not of(2, 129, longer=True)
+    assert not of(2, 128, longer=True, dtype=torch.float32)
+    assert not of(2, 128, longer=True, head_dim=128)
+    assert not of(2, 128, longer=True, heads=4)
     assert not of(1, 64)
     assert not of(2, 0, segment_length=4)
     assert not of(2, 1, key_length=9)

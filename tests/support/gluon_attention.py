@@ -40,7 +40,7 @@ class Hopper:
         self._patch(schema, "RANGE_BLOCK", ROWS)
         self._patch(gluon, "_BLOCK", 2 * ROWS)
         self._patch(gluon, "Launch", self._prepare)
-        self._patch(triton, "is_short", lambda *_: False)
+        self._patch(triton, "is_short", lambda *_, **__: False)
         self._patch(triton, "decodes", lambda *_: False)
         self.use()
 

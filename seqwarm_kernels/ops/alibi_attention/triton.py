@@ -70,12 +70,17 @@ def _packing(options: _Options) -> dict[str, int]:
     return {"num_sequences": count, "SEARCH_STEPS": next(steps for steps in _SEARCH_STEPS if count < 2**steps)}
 
 
+def _is_limited(options: _Options) -> bool:
+    """Whether a window, segments or packed sequences limit the keys of a query."""
+    dense = as_dense(options)
+    return dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
+
+
 def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options: _Options) -> dict[str, Any]:
     """The arguments that forward and backward kernels share, and that are the same in all calls of a kind."""
     dense = as_dense(options)
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
-    limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
     return {
         **_packing(options),
         "window": UNBOUNDED if dense.window is None else min(dense.window, UNBOUNDED),
@@ -95,7 +100,7 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         **strides_named("k", key.strides),
         **strides_named("v", value.strides),
         "CAUSAL": dense.causal,
-        "LIMITED": limited,
+        "LIMITED": _is_limited(options),
         "ORIGINS": has_origins(dense.dropout_seed),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
@@ -123,9 +128,10 @@ def _tiled(tiles: Tiles) -> dict[str, int]:
 
 
 def _configuration(query: Tensor, key: Tensor, options: _Options) -> Configuration:
-    plain = as_dense(options).key_padding_mask is None and options.dropout_seed is None
-    plain = plain and not hides_keys(options, query, key)
-    return configuration(chip_of(query.device), query.shape[-1], query.element_size(), plain=plain)
+    mask = as_dense(options).key_padding_mask
+    plain = mask is None and options.dropout_seed is None and not hides_keys(options, query, key)
+    light = plain and not _is_limited(options) and _access(query, key, mask) == BULK.value
+    return configuration(chip_of(query.device), query.shape[-1], query.element_size(), plain=plain, light=light)
 
 
 class Forward:
@@ -156,6 +162,7 @@ class Forward:
             PRECISION=precision_of(query.dtype),
             NORM_BLOCK=NORM_BLOCK,
             HIDES=hides,
+            BOUNDS=chip_of(query.device).is_hopper,  # elsewhere not yet measured, and on 12.0 it spills
         )
 
     def __call__(
@@ -329,6 +336,8 @@ def _backward_of(*described: Any) -> Any:
         make = ShortBackward
     elif gluon is not None and gluon.has_backward(query, key, options):
         make = gluon.GluonBackward
+    elif is_short(query, key, slopes, options, longer=True):
+        make = ShortBackward
     return make(*described)
 
 

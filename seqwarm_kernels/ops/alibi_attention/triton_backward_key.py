@@ -11,6 +11,7 @@ import triton.language as tl
 
 from ..triton_launch import kernel
 from .triton_tiles import (
+    BULK,
     FAR,
     LEFT,
     LOG2_E,
@@ -86,7 +87,8 @@ def _over_queries(
     PRECISION: tl.constexpr,
 ):
     own = (-SIDE * slope2) * (rows.center - reference).to(tl.float32)
-    for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None):
+    # With bulk copies, addresses are cheaper to compute again than to keep in registers across the loop.
+    for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None, disable_licm=ACCESS == BULK):
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
         kept = None

@@ -44,6 +44,10 @@ class Chip(NamedTuple):
     is_hip: bool = False
 
     @property
+    def is_hopper(self) -> bool:
+        return self == Chip(90)
+
+    @property
     def copies_in_bulk(self) -> bool:
         return not self.is_hip and self.capability in BULK_COPIES
 
@@ -90,6 +94,8 @@ _HALF_HIP = {
 
 # The same with a mask or dropout, where other tiles than those of `configuration` are faster on an H200.
 _HOPPER_NOT_PLAIN = {128: Configuration(Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3))}
+# The same for backward_key of light calls. In others, 64 queries spill more than 32.
+_HOPPER_LIGHT_KEY = {128: Tiles(64, 64, 4, 2)}
 
 # float32 uses no matrix instructions unless torch allows TF32. Small tiles keep compilation quick.
 _FLOAT = {
@@ -123,7 +129,7 @@ def _entry_of(capability: int) -> int:
     return 80 if capability >= 120 else max(entry for entry in _HALF if entry <= max(capability, 80))
 
 
-def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
+def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: bool, light: bool) -> Configuration:
     """The tiles of all kernels for one kind of call.
 
     Args:
@@ -132,13 +138,17 @@ def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: b
         bytes_per_element: 2 or 4.
         plain: without mask, dropout, and keys that no query may see. Each needs registers, so most tiles have half the
             columns with any of them.
+        light: plain, without a window, segments or packed sequences, and with bulk copies.
     """
     half = _HALF_HIP if chip.is_hip else _HALF[_entry_of(chip.capability)]
     single = _FLOAT_HIP if chip.is_hip else _FLOAT
     row = (single if bytes_per_element == 4 else half)[block_d(head_dim)]
+    hopper = half is _HALF[90] and bytes_per_element == 2
+    if hopper and light and block_d(head_dim) in _HOPPER_LIGHT_KEY:
+        return row._replace(backward_key=_HOPPER_LIGHT_KEY[block_d(head_dim)])
     if plain:
         return row
-    if half is _HALF[90] and bytes_per_element == 2 and block_d(head_dim) in _HOPPER_NOT_PLAIN:
+    if hopper and block_d(head_dim) in _HOPPER_NOT_PLAIN:
         return _HOPPER_NOT_PLAIN[block_d(head_dim)]
     forward, query, key = row
     return Configuration(
@@ -166,6 +176,9 @@ _SHORT_HALF = {
     256: ShortTile(64, 8, None, None),
 }
 
+# The same for backward of longer rows, where that is faster than the kernels of any length.
+_LONGER_HALF = {64: ShortTile(128, 8, None, None)}
+
 
 def short_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile:
     """The tile of short rows. Chips other than 9.0 are not yet measured; on 8.0, tiles of 64 tokens would spill."""
@@ -177,6 +190,11 @@ def short_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile:
         hopper = _SHORT_HALF[block_d(head_dim)]
         return hopper if entry == 90 else ShortTile(64 if entry > 90 else 32, hopper.num_warps, None, None)
     return ShortTile(32 if head_dim <= 64 else 16, 4, None, None)  # without matrix instructions, more would spill
+
+
+def longer_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile | None:
+    """The tile of backward for rows that `short_tile` does not hold, or None where there is no larger one."""
+    return _LONGER_HALF.get(block_d(head_dim)) if chip.is_hopper and bytes_per_element == 2 else None
 
 
 class GluonTiles(NamedTuple):
@@ -200,10 +218,10 @@ _NEVER = 2**31
 # By head_dim, measured on an H200. At 64 and with skipped keys, blocks have few tiles, and their ends cost more.
 _GLUON = {
     64: GluonTiles(128, 3, 4096, _NEVER, 128, 64, 3, 512),
-    128: GluonTiles(128, 2, 1024, 2048, 64, 64, 2, 512),
+    128: GluonTiles(128, 2, 1024, 8192, 64, 64, 2, 512),
 }
 
 
 def gluon_tiles(chip: Chip, head_dim: int) -> GluonTiles | None:
     """The tiles of the Gluon kernels, or None where there are none: they are for Hopper."""
-    return _GLUON.get(block_d(head_dim)) if chip == Chip(90) and _SPECIALIZED else None
+    return _GLUON.get(block_d(head_dim)) if chip.is_hopper and _SPECIALIZED else None

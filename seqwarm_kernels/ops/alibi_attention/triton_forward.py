@@ -73,6 +73,7 @@ def _attend(
     dropout,
     scale2,
     SIDE: tl.constexpr,
+    BOUNDED: tl.constexpr,  # `_is_bounded`, so the largest score so far serves all tiles
     PACKED: tl.constexpr,
     HIDES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -107,20 +108,26 @@ def _attend(
             if kept is not None:
                 bias = tl.where(kept, bias, float("-inf"))
             scores = products * scale2 + bias[None, :]
-        if SIDE == MASKED:
+        if BOUNDED:
+            new_largest = largest
+            zero = largest + shift
+        elif SIDE == MASKED:
             new_largest = tl.maximum(largest, tl.max(scores, 1))
             zero = new_largest
         else:
             new_largest = tl.maximum(largest, tl.max(scores, 1) - shift)
             zero = new_largest + shift
-        if SIDE == MASKED or kept is not None:  # a row may not have seen a key yet
+        if not BOUNDED and (SIDE == MASKED or kept is not None):  # a row may not have seen a key yet
             zero = tl.where(new_largest == float("-inf"), 0.0, zero)
         weights = tl.exp2(scores - zero[:, None])
-        decay = tl.exp2(largest - new_largest)
-        if SIDE == MASKED or kept is not None:
-            decay = tl.where(new_largest == float("-inf"), 1.0, decay)
-        largest = new_largest
-        total = total * decay + tl.sum(weights, 1)
+        if not BOUNDED:
+            decay = tl.exp2(largest - new_largest)
+            if SIDE == MASKED or kept is not None:
+                decay = tl.where(new_largest == float("-inf"), 1.0, decay)
+            largest = new_largest
+            total = total * decay
+            values = values * decay[:, None]
+        total += tl.sum(weights, 1)
         if dropout.seed is not None:
             keep = kept_weights(dropout, rows.index, start, BLOCK_M, BLOCK_N)
             weights = tl.where(keep, weights, 0.0)
@@ -134,9 +141,38 @@ def _attend(
             value = load_tile(edge_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
         else:
             value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-        values = values * decay[:, None]
         values = tl.dot(weights.to(value.dtype), value, values, input_precision=PRECISION)
     return Softmax(total, largest, values)
+
+
+@triton.jit
+def _is_bounded(query_norm, key_norm, scale2, slope2, largest, some, query):
+    """Whether no weight of the remaining keys, relative to the largest score so far, can overflow.
+
+    Their biases are at most 0, and their products at most ‖query‖ · `key_norm`. False for NaN."""
+    MOST: tl.constexpr = 15.0 if query.dtype == tl.float16 else 60.0  # float16 ends at 2 ** 16
+    most = query_norm * key_norm * tl.abs(scale2) - largest
+    exceeds = tl.where(some, tl.where(most <= MOST, 0, 1), 0)
+    return (tl.max(exceeds, 0) == 0) & (slope2 >= 0)
+
+
+@triton.jit
+def _attend_outward(
+    softmax, bounded, first, direction, count, reference, slope2, rows, keys, edge_value, dropout, scale2,
+    BOUNDS: tl.constexpr, SIDE: tl.constexpr, PACKED: tl.constexpr, HIDES: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ACCESS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attend tiles that every row sees. Of the two loops one has no tiles."""
+    if BOUNDS:
+        softmax = _attend(
+            softmax, first, direction, tl.where(bounded, count, 0), reference, slope2, rows, keys, edge_value, dropout,
+            scale2, SIDE, True, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
+        count = tl.where(bounded, 0, count)
+    return _attend(
+        softmax, first, direction, count, reference, slope2, rows, keys, edge_value, dropout, scale2,
+        SIDE, False, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
 
 
 @kernel
@@ -197,6 +233,7 @@ def forward_kernel(
     PRECISION: tl.constexpr,
     NORM_BLOCK: tl.constexpr,
     HIDES: tl.constexpr,  # no query may see some keys, which may hold NaN
+    BOUNDS: tl.constexpr,  # tiles whose scores norms bound have a loop of their own, which finds no maximum
 ):
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
@@ -260,30 +297,34 @@ def forward_kernel(
     count = tl.cdiv(tl.minimum(near_end, end) - near_begin, BLOCK_N)
     softmax = _attend(
         softmax, near_begin, 1, count, near_begin, slope2_full, rows, keys, edge_value, dropout,
-        scale2, MASKED, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        scale2, MASKED, False, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     known = softmax.largest + tl.log2(softmax.total)
     distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
     first_reached = tl.min(tl.where(sees_some, center - distance, near_begin), 0)
     begin = tl.minimum(tl.maximum(begin, first_reached), near_begin)
+    bounded = skips & _is_bounded(query_norm, key_norm, scale2, slope2_full, softmax.largest, sees_some, tile)
+    bounded_right = bounded
     if not CAUSAL:
         key_norm = largest_norm(norms, key_row, near_end, tl.where(skips, end, near_end), key_length, NORM_BLOCK)
         distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
+        bounded_right = _is_bounded(query_norm, key_norm, scale2, slope2_full, softmax.largest, sees_some, tile)
+        bounded_right = skips & bounded_right
         last_reached = tl.max(tl.where(sees_some, center + distance, 0), 0)
         end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))
     begin = begin // BLOCK_N * BLOCK_N
 
     # All tiles that every row sees are left of near_begin or right of near_end, so loops run outward from there.
     count = (near_begin - tl.maximum(begin, full_begin)) // BLOCK_N
-    softmax = _attend(
-        softmax, near_begin - BLOCK_N, -1, count, near_begin, slope2_full, rows, keys, edge_value, dropout, scale2,
-        LEFT, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    softmax = _attend_outward(
+        softmax, bounded, near_begin - BLOCK_N, -1, count, near_begin, slope2_full, rows, keys, edge_value, dropout,
+        scale2, BOUNDS, LEFT, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     if not CAUSAL:
         count = tl.cdiv(tl.minimum(full_end, end) - near_end, BLOCK_N)
-        softmax = _attend(
-            softmax, near_end, 1, count, near_begin, slope2_full, rows, keys, edge_value, dropout, scale2,
-            RIGHT, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        softmax = _attend_outward(
+            softmax, bounded_right, near_end, 1, count, near_begin, slope2_full, rows, keys, edge_value, dropout,
+            scale2, BOUNDS, RIGHT, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     for edge in range(0 if LIMITED else 1, 1 if CAUSAL else 2):  # at both ends some rows do not see every key
         first_tile, direction, count = full_begin - BLOCK_N, -1, (full_begin - begin) // BLOCK_N
@@ -291,7 +332,7 @@ def forward_kernel(
             first_tile, direction, count = full_end, 1, tl.cdiv(end - full_end, BLOCK_N)
         softmax = _attend(
             softmax, first_tile, direction, count, near_begin, slope2_full, rows, keys, edge_value, dropout, scale2,
-            MASKED, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            MASKED, False, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     if not CAUSAL:
         end = tl.minimum(tl.cdiv(end, BLOCK_N) * BLOCK_N, key_length)

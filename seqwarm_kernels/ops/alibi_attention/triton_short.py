@@ -22,7 +22,7 @@ from .triton_arguments import (
     strides_named,
     sum_slopes,
 )
-from .triton_configurations import ShortTile, block_d, chip_of, short_tile
+from .triton_configurations import ShortTile, block_d, chip_of, longer_tile, short_tile
 from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short_kernel import short_backward_kernel, short_forward_kernel
 from .triton_tiles import ALIGNED
@@ -30,8 +30,11 @@ from .triton_tiles import ALIGNED
 _MOST_TOKENS = 2**29  # that the kernels count
 
 
-def is_short(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions | VarlenOptions) -> bool:
-    """Whether several rows, or segments, fit into a tile of queries and keys."""
+def is_short(
+    query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions | VarlenOptions, *, longer: bool = False
+) -> bool:
+    """Whether several whole rows, or segments, share the tiles of queries and keys. `longer` asks for the larger tiles
+    that backward has for rows of 65 tokens and more."""
     if isinstance(options, VarlenOptions) or slopes.dim() != 1:
         return False
     batch_size, _, length, _ = query.shape
@@ -39,11 +42,18 @@ def is_short(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions |
         return False
     unit = _unit(length, options)
     divides = length % unit == 0 and (options.dropout_seed is None or unit % 4 == 0)
-    return divides and unit <= _tile_of(query).tokens and batch_size * length > unit
+    tile = _longer_tile_of(query, key) if longer else _tile_of(query)
+    return divides and tile is not None and unit <= tile.tokens and batch_size * length > unit
 
 
 def _tile_of(query: Tensor) -> ShortTile:
     return short_tile(chip_of(query.device), query.shape[3], query.element_size())
+
+
+def _longer_tile_of(query: Tensor, key: Tensor) -> ShortTile | None:
+    if query.shape[1] > key.shape[1]:  # sums over heads that share a key head would spill
+        return None
+    return longer_tile(chip_of(query.device), query.shape[3], query.element_size())
 
 
 def _unit(length: int, options: DenseOptions) -> int:
@@ -51,24 +61,25 @@ def _unit(length: int, options: DenseOptions) -> int:
     return min(options.segment_length or length, length)
 
 
-def _tokens_of_tile(query: Tensor, options: DenseOptions) -> int:
+def _tokens_of_tile(tile: ShortTile, query: Tensor, options: DenseOptions) -> int:
     """Those of the whole rows, or segments, that a tile holds."""
     unit = _unit(query.shape[2], options)
-    return _tile_of(query).tokens // unit * unit
+    return tile.tokens // unit * unit
 
 
-def _constant(query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, options: DenseOptions) -> dict[str, Any]:
+def _constant(
+    tile: ShortTile, query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, options: DenseOptions
+) -> dict[str, Any]:
     """The arguments that both kernels share, and that are the same in all calls of a kind."""
     of_query, of_key, of_value = readers
     batch_size, num_heads, length, head_dim = query.shape
-    tile = _tile_of(query)
     return {
         "window": UNBOUNDED if options.window is None else min(options.window, UNBOUNDED),
         "scale": options.scale,
         "inverse_keep": 1 / (1 - options.dropout_p),
         "dropout_threshold": int(options.dropout_p * 2**32),
         "segment_length": _unit(length, options),
-        "tile_tokens": _tokens_of_tile(query, options),
+        "tile_tokens": _tokens_of_tile(tile, query, options),
         "num_heads": num_heads,
         "group_size": num_heads // of_key.sizes[1],
         "num_tokens": batch_size * length,
@@ -94,9 +105,9 @@ def _at_most(registers: int | None) -> dict[str, int]:
     return {} if registers is None else {"maxnreg": registers}
 
 
-def _programs(query: Tensor, heads: int, options: DenseOptions) -> int:
+def _programs(tile: ShortTile, query: Tensor, heads: int, options: DenseOptions) -> int:
     batch_size, _, length, _ = query.shape
-    return heads * triton.cdiv(batch_size * length, _tokens_of_tile(query, options))
+    return heads * triton.cdiv(batch_size * length, _tokens_of_tile(tile, query, options))
 
 
 def _options_read(slopes: Tensor, options: DenseOptions) -> tuple[Tensor | None, ...]:
@@ -110,12 +121,13 @@ class ShortForward:
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: DenseOptions) -> None:
         self._readers = tuple(Reader(tensor, ALIGNED.value) for tensor in (query, key, value))
         self._shells = allocate_outputs(shell_of(query))
+        tile = _tile_of(query)
         self._launch = Launch(
             short_forward_kernel,
-            _programs(query, query.shape[1], options),
-            **_constant(query, self._readers, slopes, options),
+            _programs(tile, query, query.shape[1], options),
+            **_constant(tile, query, self._readers, slopes, options),
             **strides_named("o", strides_of(self._shells[0])),
-            **_at_most(_tile_of(query).forward_registers),
+            **_at_most(tile.forward_registers),
         )
 
     def __call__(
@@ -152,17 +164,19 @@ class ShortBackward:
         of_query, of_key, of_value = map(strides_of, results)
         self._copies_out = strides_of(out) != of_query or not is_aligned(out)
         grouped = query.shape[1] > key.shape[1]
+        tile = _tile_of(query) if is_short(query, key, slopes, options) else _longer_tile_of(query, key)
+        assert tile is not None
         self._launch = Launch(
             short_backward_kernel,
-            _programs(query, key.shape[1], options),
+            _programs(tile, query, key.shape[1], options),
             **strides_named("g", self._readers[0].strides),
             **row_strides(grad_lse),
-            **_constant(query, self._readers[1:], slopes, options),
+            **_constant(tile, query, self._readers[1:], slopes, options),
             **strides_named("o", of_query),
             **strides_named("x", of_key),
             **strides_named("y", of_value),
             GROUPED=grouped,
-            **_at_most(None if grouped else _tile_of(query).backward_registers),
+            **_at_most(None if grouped else tile.backward_registers),
         )
 
     def __call__(self, tensors: tuple[Any, ...], options: DenseOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -46,14 +46,20 @@ class Tokens(NamedTuple):
 
 
 @triton.jit
+def _kept_of(start, end, key_padding_mask, BLOCK: tl.constexpr):
+    kept = start + tl.arange(0, BLOCK) < end
+    if key_padding_mask is not None:
+        kept = kept_keys(key_padding_mask, start, end, 1, BLOCK)
+    return kept
+
+
+@triton.jit
 def _tokens_of(
     start, end, query_start, key_padding_mask, query_offset, window, segment_length, row_length, stride_start,
     CAUSAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = start + tl.arange(0, BLOCK)
-    kept = index < end
-    if key_padding_mask is not None:
-        kept = kept_keys(key_padding_mask, start, end, 1, BLOCK)
+    kept = _kept_of(start, end, key_padding_mask, BLOCK)
     offset = offset_of(index, end, query_start, query_offset, None, row_length, stride_start)
     first, last, position, _ = opposite(index, 0, None, None, 0, end, offset, segment_length, True, 0)
     low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL, True)
@@ -72,11 +78,12 @@ def _scores(query, key, tokens, slope2, scale2, PRECISION: tl.constexpr):
 
 @triton.jit
 def _finite(tile):
-    """The tile with zeros in place of NaN and infinity, and NaN for each row that had some, else 0.
+    """The tile with zeros in each row that has NaN or infinity, and NaN for these rows, else 0.
 
-    In a product with a tile of several rows, a weight of 0 would not keep a NaN of one row out of the others. So what a
-    row sees makes its weights NaN instead."""
-    return tl.where(tile - tile == 0, tile, 0.0), tl.sum(tile.to(tl.float32) * 0, 1)
+    In a product that sums over the rows of a tile, a weight of 0 would not keep a NaN of one row out of the others. So
+    what a row sees makes its weights NaN instead."""
+    nan = tl.sum(tile.to(tl.float32) * 0, 1)
+    return tl.where((nan == 0)[:, None], tile, 0.0), nan
 
 
 @triton.jit
@@ -253,25 +260,30 @@ def short_backward_kernel(
     triton_backward_query.py has the formulas."""
     num_key_heads = num_heads // group_size
     key_head = tl.program_id(0) % num_key_heads
-    start = tl.program_id(0) // num_key_heads * tile_tokens
-    end = tl.minimum(start + tile_tokens, num_tokens)
-    tokens = _tokens_of(
-        start, end, query_start, key_padding_mask, query_offset, window, segment_length, row_length, stride_start,
-        CAUSAL, BLOCK,
-    )  # fmt: skip
-    inside = tokens.index < end
+    first = tl.program_id(0) // num_key_heads * tile_tokens
+    end = tl.minimum(first + tile_tokens, num_tokens)
+    kept = _kept_of(first, end, key_padding_mask, BLOCK)
     source = TileSource(key, None, key_head, end, row_length, stride_kb, stride_kh, stride_ks)
-    key_tile, key_nan = _finite(load_tile(source, start, tokens.kept, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED))
+    key_tile, key_nan = _finite(load_tile(source, first, kept, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED))
     source = TileSource(value, None, key_head, end, row_length, stride_vb, stride_vh, stride_vs)
-    value_tile = load_tile(source, start, tokens.kept, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED)
+    value_tile = load_tile(source, first, kept, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED)
     to_key = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     to_value = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    for member in range(group_size if GROUPED else 1):
+    members = group_size if GROUPED else 1
+    for member in tl.range(members, disable_licm=True):
         head = key_head * group_size + member
+        start = first + member // members  # is `first`, but what depends on it takes no registers across the loop
+        tokens = _tokens_of(
+            start, end, query_start, key_padding_mask, query_offset, window, segment_length, row_length, stride_start,
+            CAUSAL, BLOCK,
+        )  # fmt: skip
+        inside = tokens.index < end
         source = TileSource(query, None, head, end, row_length, stride_qb, stride_qh, stride_qs)
-        query_tile, query_nan = _finite(load_tile(source, start, None, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED))
+        query_tile = load_tile(source, start, None, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED)
+        finite_query, _ = _finite(query_tile)  # its sums of forward are not finite, either
         source = TileSource(grad_out, None, head, end, row_length, stride_gb, stride_gh, stride_gs)
-        grad_tile, grad_nan = _finite(load_tile(source, start, None, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED))
+        grad_tile = load_tile(source, start, None, BLOCK, HEAD_DIM, BLOCK_D, ALIGNED)
+        finite_grad, _ = _finite(grad_tile)  # its delta is not finite, either
         pointers, present = tile_pointers(
             out, None, head, start, end, row_length, stride_ob, stride_oh, stride_os, BLOCK, HEAD_DIM, BLOCK_D
         )
@@ -279,9 +291,7 @@ def short_backward_kernel(
         offsets = _row_offsets(tokens.index, head, num_heads, row_length)
         row_log2 = tl.load(log2_sum + offsets, mask=inside, other=float("-inf"))
         seen = row_log2 != float("-inf")
-        row_log2 = tl.where(seen, row_log2 - query_nan, float("inf"))
         delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)  # Σ P ∘ dP
-        delta = tl.where(seen, delta + grad_nan, 0.0)
         grad_slope = tl.zeros((BLOCK,), tl.float32)
         if grad_lse is not None:
             steps = token_offsets(tokens.index, row_length, stride_lb, stride_ls)
@@ -291,7 +301,8 @@ def short_backward_kernel(
 
         slope2 = in_base_2(tl.load(slopes + head * stride_slope_h))
         scores, distance, visible = _scores(query_tile, key_tile, tokens, slope2, scale * LOG2_E, PRECISION)
-        weights = tl.exp2(scores - row_log2[:, None] + key_nan[None, :]) + (delta * 0)[:, None]
+        visible = visible & seen[:, None]
+        weights = tl.exp2(scores - (row_log2 + delta * 0)[:, None] + key_nan[None, :])
         weights = tl.where(visible, weights, 0.0)
         grad_weights = tl.dot(grad_tile, tl.trans(value_tile), input_precision=PRECISION)
         kept_part = weights
@@ -304,22 +315,24 @@ def short_backward_kernel(
             grad_weights = tl.where(keep, grad_weights * inverse_keep, 0.0)
         grad_scores = tl.where(visible, weights * (grad_weights - delta[:, None]), 0.0)
         kept_part = kept_part.to(grad_tile.dtype)
-        to_value = tl.dot(tl.trans(kept_part), grad_tile, to_value, input_precision=PRECISION)
+        to_value = tl.dot(tl.trans(kept_part), finite_grad, to_value, input_precision=PRECISION)
+        if member == members - 1:
+            store_tile(
+                grad_value, to_value, None, key_head, start, end, row_length, stride_yb, stride_yh, stride_ys, BLOCK,
+                HEAD_DIM, BLOCK_D,
+            )  # fmt: skip
         if grad_slope_rows is not None:
             grad_slope -= tl.sum(grad_scores * distance, 1)
             tl.store(grad_slope_rows + offsets, tl.where(seen, grad_slope, 0.0), mask=inside)
         grad_scores = grad_scores.to(query_tile.dtype)
-        to_key = tl.dot(tl.trans(grad_scores), query_tile, to_key, input_precision=PRECISION)
+        to_key = tl.dot(tl.trans(grad_scores), finite_query, to_key, input_precision=PRECISION)
+        if member == members - 1:
+            store_tile(
+                grad_key, to_key * scale, None, key_head, start, end, row_length, stride_xb, stride_xh, stride_xs,
+                BLOCK, HEAD_DIM, BLOCK_D,
+            )  # fmt: skip
         to_query = tl.dot(grad_scores, key_tile, input_precision=PRECISION)
         store_tile(
-            grad_query, tl.where(seen[:, None], to_query * scale, 0.0), None, head, start, end, row_length, stride_ob,
-            stride_oh, stride_os, BLOCK, HEAD_DIM, BLOCK_D,
+            grad_query, to_query * scale, None, head, start, end, row_length, stride_ob, stride_oh, stride_os, BLOCK,
+            HEAD_DIM, BLOCK_D,
         )  # fmt: skip
-    store_tile(
-        grad_key, to_key * scale, None, key_head, start, end, row_length, stride_xb, stride_xh, stride_xs, BLOCK,
-        HEAD_DIM, BLOCK_D,
-    )  # fmt: skip
-    store_tile(
-        grad_value, to_value, None, key_head, start, end, row_length, stride_yb, stride_yh, stride_ys, BLOCK,
-        HEAD_DIM, BLOCK_D,
-    )  # fmt: skip
