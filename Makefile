@@ -14,9 +14,9 @@ CONSTRAINTS := $(VENV)/constraints.txt
 PIP_INSTALL := $(RUN) -m pip install --constraint $(CONSTRAINTS)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
-.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-stable test-work record-work test-asan test-shim \
-	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
-	mutate wheels gpu-build build-arm build/arm/module docs lint format clean
+.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-stable test-work record-work test-asan \
+	test-torch-allocator test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
+	mutate wheels build-arm build/arm/module docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -121,10 +121,6 @@ test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and 
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_ASAN) -k native \
 		tests/ops/test_attention_native_short.py tests/ops/test_attention_kernels.py tests/ops/test_attention_kernels_varlen.py
 
-# The tests themselves are slow or exhaustive, so `make test-all` runs them without this target.
-test-shim: $(STAMP)  ## run resize_batch's CUDA kernel on CPU threads with AddressSanitizer, UBSan and ThreadSanitizer
-	$(PYTEST) -m "slow or exhaustive" tests/cuda_shim $(ARGS)
-
 # A folder of packages that come before .venv's, for what cannot live there: Composer would bring an old torch.
 build/%/installed: $(STAMP) requirements-%.txt
 	rm -rf $(@D)
@@ -166,19 +162,11 @@ wheels: $(STAMP)  ## build the source distribution and a wheel into dist/
 	$(RUN) -m build --sdist --no-isolation --outdir dist
 	SEQWARM_SHORT_CALLS=0 $(RUN) -m build --wheel --no-isolation --outdir dist
 
-# The oldest supported torch, with its CUDA libraries 5 GB. A GPU is not needed, but nvcc of the same major version is.
-GPU_PYTHON ?= python3.12
-GPU_BUILD := build/gpu
-gpu-build: $(STAMP)  ## build and import the kernels with their CUDA part, on the oldest torch's CUDA build; 5 GB
-	$(GPU_PYTHON) -m venv $(GPU_BUILD)
-	$(GPU_BUILD)/bin/python -m pip install cmake ninja numpy pybind11 setuptools torch==2.11.0 tqdm wheel
-	rm -rf $(GPU_BUILD)/wheels
-	SEQWARM_CUDA=1 \
-		$(GPU_BUILD)/bin/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(GPU_BUILD)/wheels .
-	$(GPU_BUILD)/bin/python -m pip install --force-reinstall --no-deps $(GPU_BUILD)/wheels/*.whl
-	cd $(GPU_BUILD) && bin/python -m seqwarm_kernels info | tee info && grep -E "^kernels .*CUDA [0-9]" info
-	SEQWARM_CUDA_TORCH=$$($(GPU_BUILD)/bin/python -c "import os, torch; print(os.path.dirname(torch.__file__))") \
-		$(PYTEST) tests/allocator/test_torch_allocator.py
+# Of a torch for CUDA it needs the headers and libc10_cuda.so, not the CUDA libraries. A GPU is not needed, but nvcc's headers are.
+CUDA_TORCH := build/cuda-torch
+test-torch-allocator: $(STAMP)  ## compare the replay of the caching allocator with torch's own, in a torch for CUDA of 1.2 GB
+	$(RUN) -m pip install --no-deps --target $(CUDA_TORCH) --upgrade torch==2.11.0
+	SEQWARM_CUDA_TORCH=$(abspath $(CUDA_TORCH))/torch $(PYTEST) tests/allocator/test_torch_allocator.py $(ARGS)
 
 # Linked to empty libraries in the place of libtorch's, which .venv does not have for Arm; its headers are for all CPUs.
 ARM := build/arm

@@ -1,14 +1,12 @@
 """Builds the native kernels with CMake: a library and a module. pyproject.toml says the rest.
 
 `_kernels` has the operators for CPUs, on PyTorch's stable ABI: for any torch from 2.11 on and any Python. The module
-`_C_torch_<version>` is for one torch and one Python: the same operators, shorter ways to call them, and those for CUDA.
+`_C_torch_<version>` is for one torch and one Python: the same operators, and shorter ways to call them and Triton's.
 
 Environment variables decide what is built:
 
 SEQWARM_KERNELS       0: neither. 1 (the default): both, or fail where they cannot be built.
 SEQWARM_SHORT_CALLS   0: not the module for one torch, for wheels that are handed on. 1 (the default): both.
-SEQWARM_CUDA          0, 1 or auto (the default): the module's part for CUDA, which needs nvcc and a torch built for
-                      CUDA; no GPU. CMake's own CUDAARCHS replaces the architectures of CMakeLists.txt.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ BUILDING_COMMANDS = {"build", "build_ext", "bdist_wheel", "editable_wheel", "ins
 class Torch(NamedTuple):
     folder: Path
     version: str
-    cuda: str | None
 
     def module(self) -> str:
         """The name of the module for this torch, as ops/kernels.py looks for it."""
@@ -45,7 +42,6 @@ class Torch(NamedTuple):
 class Plan(NamedTuple):
     torch: Torch
     short_calls: bool  # whether to build the module for this torch
-    nvcc: str | None  # for its part for CUDA
 
 
 class Skip(Exception):
@@ -56,12 +52,11 @@ def say(message: str) -> None:
     print(f"seqwarm_kernels: {message}", file=sys.stderr, flush=True)
 
 
-def switch(name: str, default: str = "1") -> str:
-    values = ("0", "1", "auto") if default == "auto" else ("0", "1")
-    value = os.environ.get(name) or default
-    if value not in values:
-        raise SystemExit(f"{name} must be {' or '.join(values)}, got {value!r}")
-    return value
+def switch(name: str) -> bool:
+    value = os.environ.get(name) or "1"
+    if value not in ("0", "1"):
+        raise SystemExit(f"{name} must be 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def find_tool(name: str) -> str | None:
@@ -81,12 +76,7 @@ def find_torch() -> Torch | None:
         return None
     folder = Path(spec.origin).parent
     version = runpy.run_path(str(folder / "version.py"))
-    return Torch(folder, str(version["__version__"]), version["cuda"])
-
-
-def find_nvcc() -> str | None:
-    home = os.environ.get("CUDA_HOME")
-    return (shutil.which("nvcc", path=str(Path(home) / "bin")) if home else None) or shutil.which("nvcc")
+    return Torch(folder, str(version["__version__"]))
 
 
 def usable_torch() -> Torch:
@@ -95,7 +85,7 @@ def usable_torch() -> Torch:
     if torch is None:
         raise Skip(f"torch is not installed for {sys.executable}")
     missing = [name for name in ("cmake", "ninja") if find_tool(name) is None]
-    if switch("SEQWARM_SHORT_CALLS") == "1" and importlib.util.find_spec("pybind11") is None:
+    if switch("SEQWARM_SHORT_CALLS") and importlib.util.find_spec("pybind11") is None:
         missing.append("pybind11")
     if find_compiler() is None:
         missing.append("a C++ compiler")
@@ -104,50 +94,20 @@ def usable_torch() -> Torch:
     return torch
 
 
-def usable_nvcc(torch: Torch) -> str:
-    """The nvcc to build the CUDA part with."""
-    if torch.cuda is None:
-        raise Skip(f"torch {torch.version} is not built for CUDA")
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise Skip("nvcc is neither in CUDA_HOME/bin nor on PATH")
-    printed = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-    release = re.search(r"release ((\d+)\.\d+)", printed)
-    if release is None:
-        raise Skip(f"{nvcc} --version names no release")
-    if release[2] != torch.cuda.split(".")[0]:
-        raise Skip(f"{nvcc} is CUDA {release[1]}, torch {torch.version} is built for CUDA {torch.cuda}")
-    return nvcc
-
-
 def decide() -> Plan | None:
     """What to build; None for nothing."""
-    cuda = switch("SEQWARM_CUDA", "auto")
-    if switch("SEQWARM_KERNELS") == "0":
+    if not switch("SEQWARM_KERNELS"):
         say("installing without kernels, as SEQWARM_KERNELS=0 says")
         return None
     if sys.platform == "win32":
         say("installing without kernels: they do not build on Windows, where the PyTorch reference serves")
         return None
     try:
-        torch = usable_torch()
+        return Plan(usable_torch(), switch("SEQWARM_SHORT_CALLS"))
     except Skip as reason:
         raise SystemExit(
             f"seqwarm_kernels: the kernels cannot be built: {reason}; SEQWARM_KERNELS=0 installs without them"
         ) from None
-    if switch("SEQWARM_SHORT_CALLS") == "0":
-        if cuda == "1":
-            raise SystemExit("SEQWARM_CUDA=1 needs the module that SEQWARM_SHORT_CALLS=0 leaves out")
-        return Plan(torch, False, None)
-    if cuda == "0":
-        return Plan(torch, True, None)
-    try:
-        return Plan(torch, True, usable_nvcc(torch))
-    except Skip as reason:
-        if cuda == "1":
-            raise SystemExit(f"SEQWARM_CUDA=1, and the CUDA part cannot be built: {reason}") from None
-        say(f"building without the CUDA part: {reason}")
-        return Plan(torch, True, None)
 
 
 class CMakeBuild(build_ext):
@@ -156,8 +116,7 @@ class CMakeBuild(build_ext):
     plan: Plan
 
     def run(self) -> None:
-        part = "cuda" if self.plan.nvcc else "cpu"
-        folder = ROOT / "build" / f"{sysconfig.get_config_var('SOABI')}-torch-{self.plan.torch.version}-{part}"
+        folder = ROOT / "build" / f"{sysconfig.get_config_var('SOABI')}-torch-{self.plan.torch.version}"
         cmake = str(find_tool("cmake"))
         try:
             subprocess.run([cmake, *self.options(folder)], check=True)
@@ -170,9 +129,7 @@ class CMakeBuild(build_ext):
         self.folder = folder
         self.remove_others()
         super().run()
-        cache = (folder / "CMakeCache.txt").read_text()
-        found = re.search(r"^SEQWARM_CUDA_BUILT:\w+=(.+)$", cache, re.MULTILINE)
-        say(f"built the kernels with torch {self.plan.torch.version}: CPU{f' + {found[1]}' if found else ''}")
+        say(f"built the kernels with torch {self.plan.torch.version}")
 
     def remove_others(self) -> None:
         """Remove what a build with other options has left. In the sources, modules for other torches stay."""
@@ -199,14 +156,11 @@ class CMakeBuild(build_ext):
             "TORCH_INSTALL_PREFIX": plan.torch.folder,
             "SEQWARM_TORCH_VERSION": plan.torch.version,
             "SEQWARM_SHORT_CALLS": "ON" if plan.short_calls else "OFF",
-            "SEQWARM_CUDA": "ON" if plan.nvcc else "OFF",
         }
         if plan.short_calls:
             import pybind11
 
             options |= {"SEQWARM_MODULE": plan.torch.module(), "pybind11_DIR": pybind11.get_cmake_dir()}
-        if plan.nvcc:
-            options["CMAKE_CUDA_COMPILER"] = plan.nvcc
         return [
             "-G",
             "Ninja",

@@ -3,12 +3,11 @@
 #   Torch::cpu    what operators for the CPU need
 #   Torch::stable the library that has PyTorch's stable ABI
 #   Torch::python what functions for Python that take tensors need as well
-#   Torch::cuda   what operators for CUDA need as well, where torch was built for CUDA
 #
 # torch's own TorchConfig.cmake does not serve: with a torch built for CUDA it fails unless a CUDA toolkit is
 # installed, and a fresh machine has no toolkit. Nothing is asked of one here.
 
-foreach(_name IN ITEMS c10 torch_cpu torch torch_python c10_cuda torch_cuda)
+foreach(_name IN ITEMS c10 torch_cpu torch torch_python)
   find_library(Torch_${_name}_LIBRARY ${_name} PATHS "${TORCH_INSTALL_PREFIX}/lib" NO_DEFAULT_PATH)
   mark_as_advanced(Torch_${_name}_LIBRARY)
 endforeach()
@@ -33,8 +32,4 @@ if(Torch_FOUND AND NOT TARGET Torch::cpu)
   target_link_libraries(Torch::stable INTERFACE "${Torch_torch_cpu_LIBRARY}")
   add_library(Torch::python INTERFACE IMPORTED)
   target_link_libraries(Torch::python INTERFACE Torch::cpu "${Torch_torch_python_LIBRARY}")
-endif()
-if(Torch_FOUND AND Torch_torch_cuda_LIBRARY AND NOT TARGET Torch::cuda)
-  add_library(Torch::cuda INTERFACE IMPORTED)
-  target_link_libraries(Torch::cuda INTERFACE Torch::cpu "${Torch_torch_cuda_LIBRARY}" "${Torch_c10_cuda_LIBRARY}")
 endif()

@@ -16,24 +16,11 @@
 
 namespace py = pybind11;
 
-#ifdef SEQWARM_CUDA_VERSION
-namespace seqwarm {
-int oldest_cuda_capability();  // that the kernels are compiled for: 75 for 7.5
-}
-#endif
-
 namespace {
 
 py::dict build_info() {
   py::dict info;
   info["torch"] = SEQWARM_TORCH_VERSION;
-#ifdef SEQWARM_CUDA_VERSION
-  info["cuda"] = SEQWARM_CUDA_VERSION;
-  info["oldest_cuda_capability"] = seqwarm::oldest_cuda_capability();
-#else
-  info["cuda"] = py::none();
-  info["oldest_cuda_capability"] = py::none();
-#endif
   info["compiler"] = SEQWARM_COMPILER;
   return info;
 }
@@ -50,7 +37,7 @@ std::vector<at::Tensor> allocate(const std::vector<at::Tensor>& shells, at::Devi
 }  // namespace
 
 PYBIND11_MODULE(SEQWARM_MODULE, module) {
-  module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this module was built with.");
+  module.def("build_info", &build_info, "The torch and the compiler that this module was built with.");
   module.def(
       "bfloat16_instructions", &seqwarm::bfloat16_instructions,
       "The CPU's instructions that multiply bfloat16, AMX or AVX512-BF16, or None where float32's do.");

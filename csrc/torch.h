@@ -81,15 +81,12 @@ inline Tensor as_real(const Tensor& tensor) {
   return stable::detail::to<Tensor>(stack[0]);
 }
 
-inline bool is_on(const Tensor& tensor, const Device& device) { return tensor.device() == device; }
-
 #define SEQWARM_LIBRARY(device, library) STABLE_TORCH_LIBRARY_IMPL(seqwarm, device, library)
 #define SEQWARM_KERNEL(function) TORCH_BOX(&function)
 
 #else
 
 using at::Tensor;
-using c10::Device;
 using Sizes = at::IntArrayRef;
 using Tensors = at::TensorList;
 using Integers = at::IntArrayRef;
@@ -117,11 +114,6 @@ inline Tensor item_of(double number, ScalarType dtype) {
 inline Tensor as_contiguous(const Tensor& tensor) { return tensor.contiguous(); }
 inline Tensor to_dtype(const Tensor& tensor, ScalarType dtype) { return tensor.to(dtype); }
 inline Tensor as_real(const Tensor& tensor) { return at::view_as_real(tensor); }
-
-// A GPU reads pinned memory of the host directly.
-inline bool is_on(const Tensor& tensor, const Device& device) {
-  return tensor.device() == device || (device.is_cuda() && tensor.is_cpu() && tensor.is_pinned());
-}
 
 #define SEQWARM_LIBRARY(device, library) TORCH_LIBRARY_IMPL(seqwarm, device, library)
 #define SEQWARM_KERNEL(function) TORCH_FN((function))

@@ -3,7 +3,7 @@
     --part tests --selection, then --part hopper; --part memory; --part training; --part attention
 
 Each part ends by itself in less than nine minutes, and these in less than thirty. It begins with a compiler, a trivial
-kernel and the native kernels, which are built if they have no CUDA part; where one of these fails, nothing else runs.
+kernel and the module for this torch, which is built where there is none; where one of these fails, nothing else runs.
 Every record is written as it is measured, to device_<part>.jsonl, and what the programs print to device_<part>.log.
 """
 

@@ -76,18 +76,13 @@ def _traffic_of_decoding(records: DeviceRecords) -> float | None:
     return None if rate is None else rate / 1000
 
 
-def _share_of_copy(backend: str) -> Measured:
+def _share_of_copy(records: DeviceRecords) -> float | None:
     """Of the largest batch, truncated."""
-    name = with_backend(OURS, backend)
-
-    def measured(records: DeviceRecords) -> float | None:
-        for record in records.of_stages("resize_batch").all:
-            large = record.facts.get("rows") == 8192 and record.facts["method"] == "truncate"
-            if large and record.implementation == name:
-                return records.share_of_copy(record)
-        return None
-
-    return measured
+    for record in records.of_stages("resize_batch").all:
+        large = record.facts.get("rows") == 8192 and record.facts["method"] == "truncate"
+        if large and record.implementation == with_backend(OURS, "triton"):
+            return records.share_of_copy(record)
+    return None
 
 
 def _of_ramp(figure: str, implementation: str = AFTER, model: str = GPT2) -> Measured:
@@ -204,14 +199,9 @@ PREDICTIONS = (
         2.0, 4.0, "TB/s", _traffic_of_decoding,
     ),
     Prediction(
-        "resize_batch native, 805 MB, share of a copy",
+        "resize_batch, 805 MB, share of a copy",
         "16 bytes a thread, each byte read and written once; half of each row is skipped",
-        0.8, 1.02, "", _share_of_copy("native"),
-    ),
-    Prediction(
-        "resize_batch triton, 805 MB, share of a copy",
-        "the same bytes in 16-byte accesses; fewer of them in flight than in the CUDA kernel",
-        0.7, 1.0, "", _share_of_copy("triton"),
+        0.7, 1.0, "", _share_of_copy,
     ),
     Prediction(
         "device allocations of a ramp after warmup_allocator",

@@ -31,7 +31,7 @@ def resize(device: str) -> None:
         "attention_mask": torch.arange(70, device=device).view(7, 10) % 3 > 0,
         "embeddings": torch.ones(7, 10, 24, device=device, dtype=torch.bfloat16),
         "labels": torch.ones(7, 10, device=device),
-        **{f"tensor_{index}": torch.ones(7, 10, device=device) for index in range(30)},  # 24 fit into one launch
+        **{f"tensor_{index}": torch.ones(7, 10, device=device) for index in range(30)},
     }
     for backend in ("native", "triton"):
         if why_not("resize_batch", backend, device) is None:

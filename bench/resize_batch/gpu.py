@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqwarm_kernels import BatchBuffers, resize_batch
-from seqwarm_kernels.ops.backends import why_not
+from seqwarm_kernels.ops.backends import choose
 
 from ..common.timing import Call, launches, measure_host
 from ..gpu.records import Recorder
@@ -28,13 +28,13 @@ def copy(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 
 def resize(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """Every method on each backend beside its peers, and batches in pinned host memory."""
+    """Every method beside its peers, and batches in pinned host memory."""
     sizes = [(3, 8, 128, 64)] if tiny else [(3, 8, 128, 64), (16, 8, 128, 64), (3, 512, 2048, 1024), LARGE]
-    available = [name for name in ("native", "triton") if why_not("resize_batch", name, device.type) is None]
+    backend = choose("resize_batch", device.type, None)
     for problem in problems(sizes):
         batch = problem.batch(device)
         compiled = problem.tensors == 3 and problem.method in ("truncate", "reshape, padded") and not tiny
-        makers = implementations(problem, batch, compiled=compiled, backends=tuple(available) or (None,))
+        makers = implementations(problem, batch, compiled=compiled, backend=backend)
         for name, make in makers.items():
             _measure(recorder, problem, name, make, 5 if tiny else 200)
     for size in sizes[-2:]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -147,20 +146,16 @@ def with_backend(implementation: str, backend: str | None) -> str:
 
 
 def implementations(
-    problem: Resizing, batch: Batch, *, compiled: bool, backends: tuple[str | None, ...] = (None,)
+    problem: Resizing, batch: Batch, *, compiled: bool, backend: str | None = None
 ) -> dict[str, Callable[[], Call]]:
-    """Functions that each prepare and return a call to time, by name. resize_batch comes first, on every backend.
-
-    Args:
-        backends: None is the default backend.
-    """
+    """Functions that each prepare and return a call to time, by name. resize_batch comes first."""
     length, method = problem.length, problem.method
     options = METHODS[method]
 
-    def new(backend: str | None) -> Call:
+    def new() -> Call:
         return lambda: resize_batch(batch, length, backend=backend, **options)
 
-    def out(backend: str | None) -> Call:
+    def out() -> Call:
         buffers = BatchBuffers(batch, length, mode=options["mode"], remainder=options.get("remainder", "drop"))
         return lambda: resize_batch(batch, length, out=buffers, backend=backend, **options)
 
@@ -181,10 +176,7 @@ def implementations(
         function = torch.compile(by_hand, dynamic=False)
         return lambda: function(batch, length, method)
 
-    makers: dict[str, Callable[[], Call]] = {}
-    for backend in backends:
-        makers[with_backend(OURS, backend)] = functools.partial(new, backend)
-        makers[with_backend(OURS_OUT, backend)] = functools.partial(out, backend)
+    makers: dict[str, Callable[[], Call]] = {with_backend(OURS, backend): new, with_backend(OURS_OUT, backend): out}
     makers[BY_HAND] = lambda: lambda: by_hand(batch, length, method)
     if _views(batch, length, method) is not None:
         makers[FOREACH] = foreach

@@ -117,26 +117,25 @@ def cpu_speeds(records: list[CpuRecord], method: str) -> dict[str, list[tuple[_S
 
 def device_goals(records: DeviceRecords) -> Iterator[Goal]:
     timed = [record for record in records.of_stages("resize_batch").all if record.median_ms is not None]
-    for backend, most_us in (("native", 6), ("triton", 15)):
-        ours, out = with_backend(OURS, backend), with_backend(OURS_OUT, backend)
-        same = _of(timed, ours)
-        launched = max((record.figures["launches"] for record in same if "launches" in record.figures), default=None)
-        yield Goal(f"{ours}, launches, worst", 1, launched, at_most=True)
-        small = next((r for r in same if r.facts["source_megabytes"] < 1 and r.facts["method"] == "truncate"), None)
-        waited = small.figures.get("wait_ms") if small else None
-        yield Goal(f"{ours}, host time, small batch", most_us, waited and waited * 1e3, "µs", at_most=True)
-        large = [record for record in same if record.facts["source_megabytes"] > 500]
-        share, where = worst((records.share_of_copy(record), record.case) for record in large)
-        yield Goal(f"{ours}, large, share of a copy, worst", 80, share and 100 * share, "%", where)
-        for other in (BY_HAND, FOREACH, COMPILED):
-            name = out if other == FOREACH else ours
-            ratio, where = worst(
-                (speedup(record, peer), record.case)
-                for record in _of(timed, name)
-                for peer in _of(timed, other)
-                if peer.case == record.case
-            )
-            yield Goal(f"{name} vs {other}, worst", 1, ratio, "x", where)
+    ours, out = with_backend(OURS, "triton"), with_backend(OURS_OUT, "triton")
+    same = _of(timed, ours)
+    launched = max((record.figures["launches"] for record in same if "launches" in record.figures), default=None)
+    yield Goal(f"{ours}, launches, worst", 1, launched, at_most=True)
+    small = next((r for r in same if r.facts["source_megabytes"] < 1 and r.facts["method"] == "truncate"), None)
+    waited = small.figures.get("wait_ms") if small else None
+    yield Goal(f"{ours}, host time, small batch", 15, waited and waited * 1e3, "µs", at_most=True)
+    large = [record for record in same if record.facts["source_megabytes"] > 500]
+    share, where = worst((records.share_of_copy(record), record.case) for record in large)
+    yield Goal(f"{ours}, large, share of a copy, worst", 80, share and 100 * share, "%", where)
+    for other in (BY_HAND, FOREACH, COMPILED):
+        name = out if other == FOREACH else ours
+        ratio, where = worst(
+            (speedup(record, peer), record.case)
+            for record in _of(timed, name)
+            for peer in _of(timed, other)
+            if peer.case == record.case
+        )
+        yield Goal(f"{name} vs {other}, worst", 1, ratio, "x", where)
 
 
 def _of(records: list[DeviceRecord], implementation: str) -> list[DeviceRecord]:

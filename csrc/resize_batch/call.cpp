@@ -1,6 +1,8 @@
-// Host side of seqwarm::resize_batch: checks the arguments, allocates outputs, describes tensors as bytes.
+// Checks the arguments, allocates outputs, describes tensors as bytes.
 
 #include "call.h"
+
+#include "../memory/large_memory.h"
 
 #include <array>
 #include <cstring>
@@ -72,12 +74,6 @@ Kind kind_of(int64_t number) {
   return static_cast<Kind>(number);
 }
 
-const Tensor& any_tensor(const ResizeArguments& arguments) {
-  SEQWARM_CHECK_VALUE(
-      !arguments.inputs.empty() || arguments.attention_mask.has_value(), "resize_batch: inputs must not be empty");
-  return arguments.inputs.empty() ? *arguments.attention_mask : arguments.inputs[0];
-}
-
 std::vector<int64_t> output_shape(const ResizePlan& plan, const Tensor& input, Kind kind) {
   if (kind == Kind::Row) {
     return {plan.new_rows};
@@ -92,7 +88,7 @@ std::vector<int64_t> output_shape(const ResizePlan& plan, const Tensor& input, K
   return shape;
 }
 
-void check_input(const ResizePlan& plan, const Tensor& input, Kind kind, const Device& device) {
+void check_input(const ResizePlan& plan, const Tensor& input, Kind kind) {
   const Sizes sizes = input.sizes();
   bool fits = !sizes.empty() && sizes[0] == plan.batch_size;
   if (kind == Kind::Row) {
@@ -106,19 +102,19 @@ void check_input(const ResizePlan& plan, const Tensor& input, Kind kind, const D
   SEQWARM_CHECK_VALUE(
       fits, "resize_batch: an input of shape ", sizes, " and kind ", static_cast<int>(kind), " does not fit batch_size ",
       plan.batch_size, ", source_length ", plan.source_length, " and the rule");
-  SEQWARM_CHECK_VALUE(is_on(input, device), "resize_batch: all tensors must be on ", device, ", got one on ", input.device());
+  SEQWARM_CHECK_VALUE(input.is_cpu(), "resize_batch: all tensors must be in host memory");
 }
 
-void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, const Device& device) {
+void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments) {
   const size_t count = arguments.inputs.size();
   SEQWARM_CHECK_VALUE(
       arguments.kinds.size() == count && arguments.fill_values.size() == count,
       "resize_batch: there must be a kind and a fill value for each of the ", count, " inputs");
   for (size_t index = 0; index < count; ++index) {
-    check_input(plan, arguments.inputs[index], kind_of(arguments.kinds[index]), device);
+    check_input(plan, arguments.inputs[index], kind_of(arguments.kinds[index]));
   }
   if (arguments.attention_mask.has_value()) {
-    check_input(plan, *arguments.attention_mask, Kind::Sequence, device);
+    check_input(plan, *arguments.attention_mask, Kind::Sequence);
     SEQWARM_CHECK_VALUE(arguments.attention_mask->dim() == 2, "resize_batch: attention_mask must have two dimensions");
   }
   SEQWARM_CHECK_VALUE(
@@ -126,12 +122,11 @@ void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, c
       "' needs an attention_mask");
 }
 
-void check_output(const Tensor& output, Sizes shape, ScalarType dtype, const Device& device) {
+void check_output(const Tensor& output, Sizes shape, ScalarType dtype) {
   SEQWARM_CHECK_VALUE(
-      is_equal(output.sizes(), shape) && output.scalar_type() == dtype && output.device() == device && output.is_contiguous(),
-      "resize_batch: an output must be a contiguous ", dtype, " tensor of shape ", shape, " on ", device, ", got ",
-      output.scalar_type(), " ", output.sizes(), " on ", output.device(),
-      output.is_contiguous() ? "" : ", not contiguous");
+      is_equal(output.sizes(), shape) && output.scalar_type() == dtype && output.is_cpu() && output.is_contiguous(),
+      "resize_batch: an output must be a contiguous ", dtype, " tensor of shape ", shape, " in host memory, got ",
+      output.scalar_type(), " ", output.sizes(), output.is_contiguous() ? "" : ", not contiguous");
 }
 
 struct Features {
@@ -157,34 +152,13 @@ std::optional<Features> collapse_features(const Tensor& input) {
   return features;
 }
 
-// Number of bytes that may be copied at once: items of one token, or of successive tokens that are never cut apart.
-int32_t group_size_of(const ResizePlan& plan, const ResizeEntry& entry) {
-  if (entry.kind == Kind::Row || (plan.keeps_last && entry.kind == Kind::Square)) {
-    return entry.item_size;
-  }
-  const int64_t token_size = entry.token_items * entry.item_size;
-  const bool dense = entry.token_items == 1 || entry.item_stride == entry.item_size;
-  auto aligned = int64_t{16} | entry.row_stride | static_cast<int64_t>(reinterpret_cast<uintptr_t>(entry.input)) |
-                 static_cast<int64_t>(reinterpret_cast<uintptr_t>(entry.output));
-  if (dense && entry.position_stride == token_size && !plan.keeps_last) {
-    aligned |= token_size * plan.new_length | token_size * plan.source_length;
-  } else if (entry.item_stride == entry.item_size) {
-    aligned |= token_size | entry.position_stride;
-  } else {
-    return entry.item_size;
-  }
-  return std::max(entry.item_size, static_cast<int32_t>(aligned & -aligned));
-}
-
 bool may_fill(const ResizePlan& plan, Kind kind) {
   return (plan.pads && kind != Kind::Row) || (plan.overlaps && kind == Kind::Label);
 }
 
 void set_fill(ResizeEntry& entry, double fill_value, ScalarType dtype) {
   const Tensor item = item_of(fill_value, dtype);
-  for (int32_t offset = 0; offset < 16; offset += entry.item_size) {
-    std::memcpy(entry.fill + offset, item.const_data_ptr(), entry.item_size);
-  }
+  std::memcpy(entry.fill, item.const_data_ptr(), entry.item_size);
 }
 
 // Replaces `input` by a contiguous copy if its features do not share one stride.
@@ -196,9 +170,6 @@ ResizeEntry describe_entry(
   } else if (kind != Kind::Row) {
     std::optional<Features> collapsed = collapse_features(input);
     if (!collapsed.has_value()) {
-      SEQWARM_CHECK_VALUE(
-          input.device() == output.device(), "resize_batch: features of a tensor in pinned memory must be contiguous, ",
-          "got strides ", input.strides());
       input = as_contiguous(input);
       collapsed = collapse_features(input);
     }
@@ -214,7 +185,6 @@ ResizeEntry describe_entry(
   entry.token_items = features.count;
   entry.item_size = static_cast<int32_t>(item_size);
   entry.kind = kind;
-  entry.group_size = group_size_of(plan, entry);
   if (may_fill(plan, kind)) {
     set_fill(entry, fill_value, input.scalar_type());
   }
@@ -236,22 +206,21 @@ uint64_t value_bits_of(ScalarType dtype) {
 }
 
 // The last three outputs.
-InfoOutput describe_info(const ResizePlan& plan, Tensors outputs, const Device& device) {
+InfoOutput describe_info(const ResizePlan& plan, Tensors outputs) {
   const Tensor &lengths = outputs[outputs.size() - 3], &positions = outputs[outputs.size() - 2];
   const Tensor& count = outputs[outputs.size() - 1];
-  check_output(lengths, {plan.new_rows}, ScalarType::Int, device);
-  check_output(positions, {plan.new_rows, plan.new_length}, ScalarType::Long, device);
-  check_output(count, {}, ScalarType::Long, device);
+  check_output(lengths, {plan.new_rows}, ScalarType::Int);
+  check_output(positions, {plan.new_rows, plan.new_length}, ScalarType::Long);
+  check_output(count, {}, ScalarType::Long);
   return {
       lengths.mutable_data_ptr<int32_t>(), positions.mutable_data_ptr<int64_t>(), count.mutable_data_ptr<int64_t>()};
 }
 
 // Replaces `mask` by booleans if its bits do not show whether an item is zero.
-MaskView describe_mask(Tensor& mask, const Device& device) {
+MaskView describe_mask(Tensor& mask) {
   const ScalarType dtype = mask.scalar_type();
   const bool bits_suffice = is_integral(dtype) || value_bits_of(dtype) != ~uint64_t{0};
   if (!bits_suffice) {
-    SEQWARM_CHECK_VALUE(mask.device() == device, "resize_batch: a mask in pinned memory cannot be ", dtype);
     mask = to_dtype(mask, ScalarType::Bool);
   }
   const auto item_size = static_cast<int64_t>(mask.element_size());
@@ -262,38 +231,36 @@ MaskView describe_mask(Tensor& mask, const Device& device) {
 
 }  // namespace
 
-std::vector<Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate) {
+std::vector<Tensor> allocate_outputs(const ResizeArguments& arguments) {
   const ResizePlan plan = plan_of(arguments);
-  check_arguments(plan, arguments, any_tensor(arguments).device());
+  check_arguments(plan, arguments);
   std::vector<Tensor> outputs;
   for (size_t index = 0; index < arguments.inputs.size(); ++index) {
     const Tensor& input = arguments.inputs[index];
-    outputs.push_back(allocate(output_shape(plan, input, kind_of(arguments.kinds[index])), input.scalar_type(), input));
+    outputs.push_back(empty_large(output_shape(plan, input, kind_of(arguments.kinds[index])), input.scalar_type()));
   }
   if (arguments.return_info) {
-    const Tensor& like = any_tensor(arguments);
-    outputs.push_back(allocate({plan.new_rows}, ScalarType::Int, like));
-    outputs.push_back(allocate({plan.new_rows, plan.new_length}, ScalarType::Long, like));
-    outputs.push_back(allocate({}, ScalarType::Long, like));
+    outputs.push_back(empty_large({plan.new_rows}, ScalarType::Int));
+    outputs.push_back(empty_large({plan.new_rows, plan.new_length}, ScalarType::Long));
+    outputs.push_back(empty_large({}, ScalarType::Long));
   }
   return outputs;
 }
 
 ResizeCall describe_call(const ResizeArguments& arguments, Tensors outputs) {
   const ResizePlan plan = plan_of(arguments);
-  const Device device = (outputs.empty() ? any_tensor(arguments) : outputs[0]).device();
-  check_arguments(plan, arguments, device);
+  check_arguments(plan, arguments);
   const size_t count = arguments.inputs.size();
   SEQWARM_CHECK_VALUE(
       outputs.size() == count + (arguments.return_info ? 3 : 0), "resize_batch: there must be an output for each of the ",
       count, " inputs", arguments.return_info ? " and three for the info" : "", ", got ", outputs.size());
 
-  ResizeCall call{plan, {}, {}, {}, device, {}};
+  ResizeCall call{plan, {}, {}, {}, {}};
   for (size_t index = 0; index < count; ++index) {
     Tensor input = arguments.inputs[index];
     const Kind kind = kind_of(arguments.kinds[index]);
     const Tensor& output = outputs[index];
-    check_output(output, output_shape(plan, input, kind), input.scalar_type(), device);
+    check_output(output, output_shape(plan, input, kind), input.scalar_type());
     if (output.numel() == 0) {
       continue;
     }
@@ -302,11 +269,11 @@ ResizeCall describe_call(const ResizeArguments& arguments, Tensors outputs) {
   }
   if (arguments.attention_mask.has_value()) {
     Tensor mask = *arguments.attention_mask;
-    call.mask = describe_mask(mask, device);
+    call.mask = describe_mask(mask);
     call.kept.push_back(std::move(mask));
   }
   if (arguments.return_info) {
-    call.info = describe_info(plan, outputs, device);
+    call.info = describe_info(plan, outputs);
   }
   return call;
 }

@@ -1,5 +1,5 @@
-// Shared by the CPU and the CUDA implementation of seqwarm::resize_batch: how new rows are cut, and the description of
-// a call. ops/resize_batch/schema.py documents the arguments, ops/resize_batch/reference.py defines the results.
+// A call of seqwarm::resize_batch: how new rows are cut, and the tensors as bytes. ops/resize_batch/schema.py documents
+// the arguments, ops/resize_batch/reference.py defines the results.
 //
 // All rules are the same copy, up to two details: each source row yields a *line* of tokens, and the concatenated lines
 // are the new batch. A line is the first L tokens of the row (truncate), its first floor(S / L) L (reshape_drop), all S
@@ -16,12 +16,6 @@
 #include <optional>
 #include <string_view>
 #include <vector>
-
-#ifdef __CUDACC__
-#define SEQWARM_HOST_DEVICE __host__ __device__
-#else
-#define SEQWARM_HOST_DEVICE
-#endif
 
 namespace seqwarm {
 
@@ -48,14 +42,14 @@ struct Source {
   bool repeated;     // an earlier new row holds the token
 };
 
-SEQWARM_HOST_DEVICE inline Source source_of(const ResizePlan& plan, int64_t position) {
+inline Source source_of(const ResizePlan& plan, int64_t position) {
   if (!plan.overlaps || position < plan.last_start) {
     return {position, false};
   }
   return {position - plan.moved_by, position - plan.moved_by < plan.last_start};
 }
 
-SEQWARM_HOST_DEVICE inline bool is_filled(const ResizePlan& plan, Kind kind, const Source& source) {
+inline bool is_filled(const ResizePlan& plan, Kind kind, const Source& source) {
   return source.position >= plan.source_length || (kind == Kind::Label && source.repeated);
 }
 
@@ -67,12 +61,12 @@ struct MaskView {
   int32_t item_size;
   uint64_t value_bits = ~uint64_t{0};  // without the sign bit of floating-point numbers, since -0.0 counts as zero
 
-  SEQWARM_HOST_DEVICE bool valid(int64_t row, int64_t position) const {
+  bool valid(int64_t row, int64_t position) const {
     return (item(row, position) & value_bits) != 0;
   }
 
   // The bits of an item. Not zero without a mask.
-  SEQWARM_HOST_DEVICE uint64_t item(int64_t row, int64_t position) const {
+  uint64_t item(int64_t row, int64_t position) const {
     if (data == nullptr) {
       return ~uint64_t{0};
     }
@@ -93,7 +87,7 @@ struct MaskView {
 // One tensor of the batch, as bytes. A token is `token_items` items. Strides are those of the input, in bytes. The
 // output is contiguous.
 struct ResizeEntry {
-  alignas(16) char fill[16];  // the item, repeated
+  char fill[16];  // the item
   const char* input;
   char* output;
   int64_t row_stride;
@@ -101,7 +95,6 @@ struct ResizeEntry {
   int64_t item_stride;
   int64_t token_items;  // Square: new_length, since the items are the columns of the mask
   int32_t item_size;    // 1, 2, 4, 8 or 16
-  int32_t group_size;   // number of bytes, up to 16, that are adjacent and aligned at every access; may span tokens
   Kind kind;
 };
 
@@ -117,7 +110,6 @@ struct ResizeCall {
   MaskView mask;
   InfoOutput info;
   std::vector<ResizeEntry> entries;  // without empty tensors
-  Device device;
   std::vector<Tensor> kept;  // keeps the memory of inputs and of their copies alive
 };
 
@@ -133,32 +125,7 @@ struct ResizeArguments {
   bool return_info;
 };
 
-// A new tensor on the device of another.
-using Allocate = Tensor (*)(Sizes shape, ScalarType dtype, const Tensor& like);
-
-std::vector<Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate);
+std::vector<Tensor> allocate_outputs(const ResizeArguments& arguments);
 ResizeCall describe_call(const ResizeArguments& arguments, Tensors outputs);
-
-// The two operators of a device, given how to allocate and to run a call there.
-template <void (*run)(const ResizeCall&)>
-void resize_batch_out(
-    Tensors inputs, const std::optional<Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
-    int64_t new_length, std::string_view rule, Integers kinds, Numbers fill_values,
-    bool return_info, Tensors outputs) {
-  run(describe_call(
-      {inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info}, outputs));
-}
-
-template <Allocate allocate, void (*run)(const ResizeCall&)>
-std::vector<Tensor> resize_batch(
-    Tensors inputs, const std::optional<Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
-    int64_t new_length, std::string_view rule, Integers kinds, Numbers fill_values,
-    bool return_info) {
-  const ResizeArguments arguments{
-      inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info};
-  const std::vector<Tensor> outputs = allocate_outputs(arguments, allocate);
-  run(describe_call(arguments, outputs));
-  return outputs;
-}
 
 }  // namespace seqwarm

@@ -2,7 +2,6 @@
 
 #include "call.h"
 
-#include "../memory/large_memory.h"
 #include "../parallel.h"
 
 #include <cstring>
@@ -241,13 +240,26 @@ void run(const ResizeCall& call) {
   }
 }
 
-Tensor allocate(Sizes shape, ScalarType dtype, const Tensor& /*like*/) {
-  return empty_large(shape, dtype);
+void resize_batch_out(
+    Tensors inputs, const std::optional<Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
+    int64_t new_length, std::string_view rule, Integers kinds, Numbers fill_values, bool return_info, Tensors outputs) {
+  run(describe_call(
+      {inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info}, outputs));
+}
+
+std::vector<Tensor> resize_batch(
+    Tensors inputs, const std::optional<Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
+    int64_t new_length, std::string_view rule, Integers kinds, Numbers fill_values, bool return_info) {
+  const ResizeArguments arguments{
+      inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info};
+  const std::vector<Tensor> outputs = allocate_outputs(arguments);
+  run(describe_call(arguments, outputs));
+  return outputs;
 }
 
 SEQWARM_LIBRARY(CPU, library) {
-  library.impl("resize_batch.native", SEQWARM_KERNEL((resize_batch<allocate, run>)));
-  library.impl("resize_batch_out.native", SEQWARM_KERNEL(resize_batch_out<run>));
+  library.impl("resize_batch.native", SEQWARM_KERNEL(resize_batch));
+  library.impl("resize_batch_out.native", SEQWARM_KERNEL(resize_batch_out));
 }
 
 }  // namespace

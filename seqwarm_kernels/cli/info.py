@@ -131,8 +131,7 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
     if kernels is None:
         yield line("kernels", f"none: {info['kernels_problem']}")
     else:
-        versions = f"torch {kernels['torch']}, CUDA {kernels['cuda'] or 'none'}, {kernels['compiler']}"
-        yield line("kernels", f"built with {versions}")
+        yield line("kernels", f"built with torch {kernels['torch']}, {kernels['compiler']}")
         yield line("threads", str(info["threads"]))
         problem = info["short_calls_problem"]
         yield line("short calls", "yes" if problem is None else f"no, calls take some 25 µs longer: {problem}")

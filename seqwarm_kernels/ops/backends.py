@@ -7,7 +7,6 @@ kernel. This module asks the dispatcher once for every operator, when `seqwarm_k
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import platform
@@ -16,7 +15,6 @@ from collections.abc import Mapping
 import torch
 
 from ..utils.caller_warnings import warn_caller
-from ..utils.switches import switch
 from .kernels import load
 
 BACKENDS = ("triton", "native", "reference")
@@ -32,15 +30,12 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: Whether torch is built for AMD's GPUs, whose tensors are of device type "cuda", too.
 IS_HIP = torch.version.hip is not None
 
-_CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
-
 _Dtypes = tuple[torch.dtype, ...]
 
 _implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best first
 _lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes without a kernel
 _serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends but the reference
 _problems: dict[str, str] = {}  # backend -> why it is not available
-_gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the GPUs here
 _has_warned = False
 
 
@@ -58,18 +53,6 @@ if not is_supported_platform():
     _problems["native"] = f"there are no native kernels for {platform.system()} on {platform.machine()}"
 elif kernels.problem is not None:
     _problems["native"] = kernels.problem
-
-
-def _refuse_older_gpus(oldest: tuple[int, int]) -> None:
-    for index in range(torch.cuda.device_count()):
-        capability = torch.cuda.get_device_capability(index)
-        if capability < oldest:
-            _gpu_problems["native"] = (
-                f"the module for this torch is compiled for compute capability {oldest[0]}.{oldest[1]} and newer, "
-                f"{torch.cuda.get_device_name(index)} has {capability[0]}.{capability[1]}"
-            )
-    for operator in _implemented if _gpu_problems else ():
-        _find_serving(operator)
 
 
 def load_triton(*modules: str) -> None:
@@ -125,12 +108,8 @@ def why_not(operator: str, backend: str, device_type: str, dtype: torch.dtype | 
         return None
     if backend in _problems:
         return _problems[backend]
-    if operator.startswith("resize_batch") and (backend, device_type) == ("native", "cuda") and not _CUDA_RESIZE:
-        return "SEQWARM_CUDA_RESIZE=0 turns it off"
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"seqwarm::{operator}.{backend}", device_type.upper()):
         return f"{operator} has no {backend} kernel for {device_type} tensors here"
-    if device_type == "cuda" and backend in _gpu_problems:
-        return _gpu_problems[backend]
     return _why_not_dtype(operator, backend, device_type, dtype)
 
 
@@ -188,12 +167,3 @@ def _warn_of_reference(operator: str, dtype: torch.dtype | None) -> None:
 #: torch's compiler calls it while it traces. As torch.compiler.assume_constant_result says it, without importing the
 #: compiler here.
 _warn_of_reference._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _watch_for_older_gpus() -> None:
-    oldest = None if module is None else module.build_info()["oldest_cuda_capability"]
-    if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
-        torch.cuda._lazy_call(functools.partial(_refuse_older_gpus, divmod(oldest, 10)))
-
-
-_watch_for_older_gpus()

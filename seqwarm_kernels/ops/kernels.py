@@ -1,7 +1,7 @@
 """Loads the compiled kernels, which registers them with the dispatcher.
 
-`_kernels.so` has those for CPUs, on PyTorch's stable ABI: it serves every torch from 2.11 on. A module that is named
-after one torch has the same kernels, shorter ways to call them, and those for CUDA. One of the two is loaded.
+They are for CPUs. `_kernels.so` has them on PyTorch's stable ABI: it serves every torch from 2.11 on. A module that is
+named after one torch has the same kernels, and shorter ways to call them and those of GPUs. One of the two is loaded.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Kernels(NamedTuple):
     problem: str | None  #: why neither is loaded
 
     def build_info(self) -> dict[str, Any] | None:
-        """The torch, CUDA toolkit and compiler that the kernels were built with."""
+        """The torch and the compiler that the kernels were built with."""
         if self.module is not None:
             return self.module.build_info()
         if self.library is None:
             return None
-        return {"torch": self._text("torch"), "cuda": None, "compiler": self._text("compiler")}
+        return {"torch": self._text("torch"), "compiler": self._text("compiler")}
 
     def bfloat16_instructions(self) -> str | None:
         """The CPU's instructions that multiply bfloat16, or None where those of float32 do."""

@@ -14,7 +14,6 @@ class Switch(NamedTuple):
 SWITCHES = {
     "SEQWARM_BULK_COPIES": Switch(("1", "0"), "attention loads tiles by bulk copies (TMA) on GPUs that have them"),
     "SEQWARM_SPECIALIZED": Switch(("1", "0"), "attention on Hopper takes kernels of a producer and two consumers"),
-    "SEQWARM_CUDA_RESIZE": Switch(("1", "0"), "resize_batch runs in CUDA on GPUs; 0 takes Triton"),
 }
 
 

@@ -1,5 +1,7 @@
-"""The replay's policy against torch's own caching allocator, on a CUDA runtime without a device. `make gpu-build` runs
-this: it needs a torch built for CUDA, which SEQWARM_CUDA_TORCH names, and the headers of nvcc."""
+"""The replay's policy against torch's own caching allocator, on a CUDA runtime without a device.
+
+`make test-torch-allocator` runs it. It needs a torch for CUDA, which SEQWARM_CUDA_TORCH names, and the headers of nvcc.
+"""
 
 import os
 import random
@@ -19,7 +21,7 @@ EDGES = [512, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 19 * MIB, 20 * MIB]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     if not os.environ.get("SEQWARM_CUDA_TORCH"):
-        pytest.skip("needs a torch built for CUDA: make gpu-build")
+        pytest.skip("needs a torch built for CUDA: make test-torch-allocator")
     folder = tmp_path_factory.mktemp("torch_allocator")
     nvcc = subprocess.run(["nvcc", "--dryrun", "-x", "cu", os.devnull], stderr=subprocess.PIPE, text=True, check=True)
     headers = re.search(r'INCLUDES="(.*)"', nvcc.stderr)[1]

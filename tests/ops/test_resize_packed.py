@@ -306,23 +306,19 @@ def test_one_launch_whatever_the_number_of_tensors(monkeypatch, return_info):
         assert torch.equal(resized[f"tensor_{i}"], batch[f"tensor_{i}"][:, [0, 1, 2, 5, 6, 7]])
 
 
-GPU_BACKENDS = [name for name in ("native", "triton") if backends.why_not("resize_packed", name, "cuda") is None]
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize("return_info", [False, True])
-def test_one_launch_on_the_device_and_no_wait(backend, return_info, monkeypatch):
+def test_one_launch_on_the_device_and_no_wait(return_info, monkeypatch):
     """With boundaries in host memory. The table of the pieces is copied, but starts no kernel."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # a kernel for each new tensor
     batch = {f"tensor_{i}": torch.arange(9, device="cuda")[None] for i in range(20)}
     batch |= {"cu_seqlens": torch.tensor([0, 5, 9])}
-    resize_batch(batch, 3, return_info=return_info, backend=backend)
+    resize_batch(batch, 3, return_info=return_info)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            resize_batch(batch, 3, return_info=return_info, backend=backend)
+            resize_batch(batch, 3, return_info=return_info)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     started = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]

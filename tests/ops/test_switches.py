@@ -36,23 +36,6 @@ def test_an_empty_variable_is_the_default(monkeypatch, name):
     assert switch(name) == SWITCHES[name].choices[0]
 
 
-def test_the_cuda_resize_can_be_turned_off(monkeypatch):
-    """As on a machine with every kernel, up to the launch."""
-    monkeypatch.setattr(backends, "_problems", {})
-    monkeypatch.setattr(backends, "_serving", {})
-    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
-    served = []
-    for on in (True, False):
-        monkeypatch.setattr(backends, "_CUDA_RESIZE", on)
-        for operator in ("resize_batch", "resize_batch_out", "moment_statistics"):
-            backends._find_serving(operator)
-            served.append(backends.choose(operator, "cuda", None))
-            assert backends.choose(operator, "cpu", None) == "native"
-    assert served == ["native", "native", "native", "triton", "triton", "native"]
-    with pytest.raises(ValueError, match=r"backend='native' cannot serve this call: SEQWARM_CUDA_RESIZE=0"):
-        backends.choose("resize_batch", "cuda", "native")
-
-
 def _triton_serves():
     return backends.why_not("alibi_attention", "triton", "cpu", torch.float16) is None
 

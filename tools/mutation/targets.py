@@ -169,10 +169,8 @@ TARGETS = [
         _SHORT_ROWS,
         wider=(Run(("tests/ops/test_dropout_origins.py", *_ATTENTION_GRID, "triton")), _COMPILED),
     ),
-    *_in_folder("csrc/resize_batch", "call.cpp", *(_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
-    *_in_folder("csrc/resize_batch", "cpu.cpp", *(_SERVED, _RESIZE_BATCH, "-k", "native")),
+    *_in_folder("csrc/resize_batch", "call.cpp cpu.cpp", *(_SERVED, _RESIZE_BATCH, "-k", "native")),
     *_in_folder("csrc/resize_packed", "cpu.cpp", *(_SERVED, _RESIZE_PACKED, "-k", "native or serves")),
-    *_in_folder("csrc/resize_batch", "cuda.cu", "tests/cuda_shim", "-k", "native"),
     *_in_folder("csrc/moment_statistics", "cpu.cpp", *_MOMENTS, "not triton"),
     *_native(
         "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp cpu_features.cpp forward.cpp backward.cpp "

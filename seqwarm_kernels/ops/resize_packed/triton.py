@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from ..library import LIBRARY
-from ..resize_batch.triton import COLUMNS, GROUPS, ROWS, bundle, fill_bits, running_total
+from ..resize_batch.triton import COLUMNS, GROUPS, ROWS, bundle, fill_bits, running_total, tiles
 from ..resize_batch.triton_kernel import TICKET, Info
 from ..triton_launch import DISPATCH_KEY, on
 from .schema import PackedKind, allocate
@@ -59,11 +58,11 @@ def resize_packed(
             continue
         entries.append(make_entry(source, out))
         layouts.append(make_layout(entries[-1], kind, fill_value, source.dtype))
-        programs += triton.cdiv(out.numel() // layouts[-1][2], GROUPS)
+        programs += tiles(out.numel() // layouts[-1][2], GROUPS)
     if return_info and count == 0:
         outputs[-1].zero_()
     elif return_info:
-        programs += triton.cdiv(count, ROWS)
+        programs += tiles(count, ROWS)
     if programs == 0:
         return outputs
     mask = attention_mask if return_info else None
