@@ -165,7 +165,7 @@ def test_invalid_paths(paths, error, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"world_size": 12}, "paths must hold a file for each of 12 ranks, got 11: write smaller chunks"),
+        ({"world_size": 12}, "paths must hold a file or row group for each of 12 ranks, got 11"),
         ({"buffer_chunks": 0}, "buffer_chunks must be at least 1, got 0"),
         ({"on_error": "ignore"}, "on_error must be one of raise, skip, got 'ignore'"),
         ({"paths": []}, "paths must name at least one file, got none"),

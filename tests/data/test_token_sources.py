@@ -461,11 +461,3 @@ def test_a_state_of_other_documents_is_refused(tmp_path):
             other.load_state_dict(state)
     with pytest.raises(ValueError, match="buffer_size is 10000 in the state, 64 here"):
         TokenSource(path, end_token=END, buffer_size=64).load_state_dict(state)
-
-
-def test_a_state_of_a_block_that_does_not_exist(tmp_path):
-    source = TokenSource(write_flat(tmp_path, DOCUMENTS), end_token=END, buffer_size=192)  # 16 runs, 3 in a block
-    state = source.state_dict()
-    source.load_state_dict({**state, "block": 6})
-    with pytest.raises(ValueError, match="block of state_dict must be at most 6, got 7"):
-        source.load_state_dict({**state, "block": 7})

@@ -13,7 +13,7 @@ from ..files.manifest import Chunk, Manifest
 from ..files.reader import format_of, read_chunk
 from ..files.remote import AnyPath, PathLike, RemotePath, check_location, check_named_once, file_size, is_path
 from .base import fingerprint
-from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk, check_settings
+from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk
 
 _THREADS = 16
 
@@ -28,12 +28,8 @@ class ChunkSource(ChunkedSource):
         paths: a folder of `write_chunks`, or files in order: .txt or .jsonl, optionally followed by .gz or .zst. Each
             path may be a URL of fsspec, such as s3://bucket/folder; such files are read ahead, one buffer at most. Each
             file is read as a whole. Blank lines and a byte-order mark are skipped.
-        seed: determines the order, together with the epoch.
-        shuffle: shuffle the files and the items. False: keep the order of the files.
         buffer_chunks: number of files that are in memory together and whose items are mixed. A larger buffer mixes
             further. Restoring reads this many files.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th file of the epoch's order.
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
         on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
             of files, has another size than when the source was made. "raise" raises a `ChunkError`. "skip" skips the
@@ -41,6 +37,7 @@ class ChunkSource(ChunkedSource):
             repair a file that was skipped in the open buffer before the state is restored: the position would shift.
             For a list of files, a state is rejected if the size of a file has changed. For a folder of `write_chunks`,
             such a change is not detected.
+        order: the options of `Order`.
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
@@ -53,33 +50,20 @@ class ChunkSource(ChunkedSource):
         self,
         paths: PathLike | Iterable[PathLike],
         *,
-        seed: int = 0,
-        shuffle: bool = True,
         buffer_chunks: int = 1,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
         with_lengths: bool = False,
         on_error: str = "raise",
+        **order: Any,
     ) -> None:
-        buffer_chunks = check_settings(buffer_chunks, with_lengths, on_error)
         self._paths, self._chunks = _find(paths, with_lengths)
         super().__init__(
-            seed=seed,
-            shuffle=shuffle,
-            infinite=infinite,
-            rank=rank,
-            world_size=world_size,
             buffer_chunks=buffer_chunks,
             with_lengths=with_lengths,
             on_error=on_error,
             num_chunks=len(self._paths),
             reads_ahead=any(isinstance(path, RemotePath) for path in self._paths),
+            **order,
         )
-        if len(self._paths) < world_size:
-            raise ValueError(
-                f"paths must hold a file for each of {world_size} ranks, got {len(self._paths)}: write smaller chunks"
-            )
         self._sizes = _sizes(self._paths, self._chunks)
         # The names and sizes of the files: the folder may be moved, and no file is read.
         self._fingerprint = fingerprint(

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...utils.checks import check_bool, check_choice, check_int
+from ...utils.checks import check_choice, check_int
 from ..batch_planning.plan import IntArray
 from ..files.reader import ChunkError
 from ..files.transfers import read_ahead
 from .base import BlockSource
-from .permutation import ORDER, permutation
-
-ON_ERROR = ("raise", "skip")
+from .permutation import permutation
 
 NO_LENGTHS = np.empty(0, np.int64)
 
@@ -35,10 +33,23 @@ class ChunkedSource(BlockSource):
     """
 
     def __init__(
-        self, *, buffer_chunks: int, with_lengths: bool, on_error: str, num_chunks: int, reads_ahead: bool, **order: Any
+        self,
+        *,
+        num_chunks: int,
+        reads_ahead: bool,
+        buffer_chunks: int = 1,
+        with_lengths: bool = False,
+        on_error: str = "raise",
+        **order: Any,
     ) -> None:
         super().__init__(**order)
-        self.buffer_chunks, self.with_lengths, self.on_error = buffer_chunks, with_lengths, on_error
+        check_choice("on_error", on_error, ("raise", "skip"))
+        self.buffer_chunks = check_int("buffer_chunks", buffer_chunks, minimum=1)
+        self.with_lengths, self.on_error = with_lengths, on_error
+        if num_chunks < self.world_size:
+            raise ValueError(
+                f"paths must hold a file or row group for each of {self.world_size} ranks, got {num_chunks}"
+            )
         self.skipped: dict[str, str] = {}  #: chunk -> reason, for the chunks skipped so far
         self._num_chunks, self._reads_ahead = num_chunks, reads_ahead
 
@@ -55,8 +66,9 @@ class ChunkedSource(BlockSource):
         """The chunk's key in `skipped`."""
 
     def _blocks(self) -> Iterator[list[Any]]:
-        order = permutation(self._num_chunks, self.seed, self.epoch) if self.shuffle else np.arange(self._num_chunks)
-        chunks = order[self.rank :: self.world_size][self._block * self.buffer_chunks :].tolist()
+        seed, shuffle, rank = self.order.seed, self.order.shuffle, self.order.rank
+        order = permutation(self._num_chunks, seed, self.epoch) if shuffle else np.arange(self._num_chunks)
+        chunks = order[rank :: self.world_size][self._block * self.buffer_chunks :].tolist()
         outcomes = (
             read_ahead(self._try_load, chunks, self.buffer_chunks) if self._reads_ahead else map(self._try_load, chunks)
         )
@@ -64,15 +76,11 @@ class ChunkedSource(BlockSource):
         while read := list(islice(loaded, self.buffer_chunks)):
             items = read[0].items if len(read) == 1 else [item for each in read for item in each.items]
             lengths = np.concatenate([each.lengths for each in read])
-            if self.shuffle:
-                order = permutation(len(items), self.seed, self.epoch, self.rank, self._block + 1)
+            if shuffle:
+                order = permutation(len(items), seed, self.epoch, rank, self._block + 1)
                 items = [items[index] for index in order.tolist()]
                 lengths = lengths[order] if self.with_lengths else lengths
             yield list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items
-
-    def _num_blocks(self) -> int:
-        chunks = len(range(self.rank, self._num_chunks, self.world_size))
-        return -(-chunks // self.buffer_chunks)
 
     def _try_load(self, chunk: int) -> LoadedChunk | ChunkError:
         try:
@@ -92,11 +100,4 @@ class ChunkedSource(BlockSource):
         return LoadedChunk([], NO_LENGTHS)
 
     def _configuration(self) -> dict[str, Any]:
-        return {"order": ORDER, "buffer_chunks": self.buffer_chunks}
-
-
-def check_settings(buffer_chunks: object, with_lengths: object, on_error: object) -> int:
-    """Check the settings that `ChunkedSource` adds to those of `BlockSource`, and return `buffer_chunks`."""
-    check_choice("on_error", on_error, ON_ERROR)
-    check_bool("with_lengths", with_lengths)
-    return check_int("buffer_chunks", buffer_chunks, minimum=1)
+        return {**super()._configuration(), "buffer_chunks": self.buffer_chunks}

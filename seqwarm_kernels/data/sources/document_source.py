@@ -12,7 +12,7 @@ from ..batch_planning.plan import IntArray
 from ..files.documents import DocumentFile
 from ..files.remote import AnyPath, check_location, check_named_once, is_path
 from .base import BlockSource, fingerprint
-from .permutation import ORDER, permutation, permuted
+from .permutation import permutation, permuted
 
 #: Documents that stand next to each other in a file and are read at once. On disks this is faster than one by one.
 _RUN = 64
@@ -26,17 +26,8 @@ class DocumentSource(BlockSource):
     A subclass opens its files after the settings are checked, and passes them to `_set_files`.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        shuffle: bool,
-        buffer_size: int,
-        infinite: bool,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
+    def __init__(self, *, buffer_size: int, **order: Any) -> None:
+        super().__init__(**order)
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
 
     def _set_files(self, files: Sequence[DocumentFile]) -> None:
@@ -60,21 +51,18 @@ class DocumentSource(BlockSource):
     def _blocks(self) -> Iterator[list[Any]]:
         while len(runs := self._runs_of_block(self._block)):
             items = self._read(runs)
-            if self.shuffle:
-                order = permutation(len(items), self.seed, self.epoch, self.rank, self._block + 1)
+            if self.order.shuffle:
+                order = permutation(len(items), self.order.seed, self.epoch, self.order.rank, self._block + 1)
                 items = [items[index] for index in order.tolist()]
             yield items
 
     def _runs_of_block(self, block: int) -> IntArray:
         """The numbers of the runs of a block of this rank, none after the last block."""
-        first = self.rank + block * self._runs_per_block * self.world_size
+        first = self.order.rank + block * self._runs_per_block * self.world_size
         end = min(first + self._runs_per_block * self.world_size, self._num_runs)
         positions = np.arange(first, end, self.world_size)
-        return permuted(positions, self._num_runs, self.seed, self.epoch) if self.shuffle else positions
-
-    def _num_blocks(self) -> int:
-        runs = len(range(self.rank, self._num_runs, self.world_size))
-        return -(-runs // self._runs_per_block)
+        order = self.order
+        return permuted(positions, self._num_runs, order.seed, self.epoch) if order.shuffle else positions
 
     def _read(self, runs: IntArray) -> list[Any]:
         """The documents of runs, which may stand in several files, file after file."""
@@ -90,7 +78,7 @@ class DocumentSource(BlockSource):
         return [item for number, found in runs_of_files.items() for item in self._files[number].read(found)]
 
     def _configuration(self) -> dict[str, Any]:
-        return {"order": ORDER, "buffer_size": self.buffer_size, "files": self._fingerprint}
+        return {**super()._configuration(), "buffer_size": self.buffer_size, "files": self._fingerprint}
 
 
 def check_locations(name: str, values: object, wanted: str) -> list[AnyPath]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 _ROUNDS = 8
 _MIN_HALF_BITS = 3  # with 2, the orders of five items are not equally likely
 _MIN_NUMBERS = 2 ** (2 * _MIN_HALF_BITS)
-ORDER = "MT19937"  #: names the orders of `permutation` in states; a state of another order is refused
 _MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # of MurmurHash3's last step
 
 

@@ -25,27 +25,15 @@ class SequenceSource(BlockSource):
     Args:
         sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it. Objects of
             pandas are refused: they are indexed by label.
-        seed: determines the order, together with the epoch.
-        shuffle: False: keep the sequence's own order.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th item of the epoch's order.
+        order: the options of `Order`.
 
     Raises:
         TypeError: `sequence` does not have `len()` and integer indexing, or a setting has the wrong type.
         ValueError: a setting is out of range.
     """
 
-    def __init__(
-        self,
-        sequence: Any,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
+    def __init__(self, sequence: Any, **order: Any) -> None:
+        super().__init__(**order)
         check_has_positions("sequence", sequence)
         has_both = hasattr(sequence, "__len__") and hasattr(sequence, "__getitem__")
         if not has_both or isinstance(sequence, (str, bytes, Mapping)):
@@ -76,17 +64,11 @@ class SequenceSource(BlockSource):
         return np.array([count_length(length, item, "length") for block in blocks for item in block], dtype=np.int64)
 
     def _blocks(self) -> Iterator[list[Any]]:
-        length = len(self._sequence)
-        while True:
-            first = self.rank + self._block * _BLOCK * self.world_size
-            indices = np.arange(first, min(length, first + _BLOCK * self.world_size), self.world_size)
-            if not len(indices):
-                return
-            yield self._read(permuted(indices, length, self.seed, self.epoch) if self.shuffle else indices)
-
-    def _num_blocks(self) -> int:
-        items = max(0, len(self._sequence) - self.rank)
-        return -(-items // (_BLOCK * self.world_size))
+        order, length = self.order, len(self._sequence)
+        stride = _BLOCK * order.world_size
+        while (first := order.rank + self._block * stride) < length:
+            indices = np.arange(first, min(length, first + stride), order.world_size)
+            yield self._read(permuted(indices, length, order.seed, self.epoch) if order.shuffle else indices)
 
     def _read(self, indices: np.ndarray) -> list[Any]:
         if hasattr(self._sequence, "__getitems__"):
@@ -94,7 +76,7 @@ class SequenceSource(BlockSource):
         return [self._sequence[index] for index in indices.tolist()]
 
     def _configuration(self) -> dict[str, Any]:
-        return {"length": len(self._sequence)}
+        return {**super()._configuration(), "length": len(self._sequence)}
 
 
 def check_has_positions(name: str, value: object) -> None:

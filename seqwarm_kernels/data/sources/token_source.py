@@ -40,11 +40,8 @@ class TokenSource(DocumentSource):
         dtype: NumPy dtype of a token. None: that of the header, else uint16.
         index_folder: where the places of documents are kept, a folder or a URL. None: beside each file, or its local
             copy.
-        seed: determines the order, together with the epoch.
-        shuffle: False: keep the order of the files.
         buffer_size: number of documents that are in memory together and mixed.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th run of the epoch's order.
+        order: the options of `Order`.
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
@@ -63,21 +60,15 @@ class TokenSource(DocumentSource):
         document_ends: Any = None,
         dtype: Any = None,
         index_folder: PathLike | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
         buffer_size: int = 10_000,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        **order: Any,
     ) -> None:
         is_list = not is_path(paths)
         files = [DataFile(path) for path in check_locations("paths", paths, "a file or files of tokens")]
         separator = _separator(end_token, start_token, document_ends)
         dtype = None if dtype is None else as_token_dtype("dtype", dtype)
         folder = None if index_folder is None else check_location("index_folder", index_folder)
-        super().__init__(
-            seed=seed, shuffle=shuffle, buffer_size=buffer_size, infinite=infinite, rank=rank, world_size=world_size
-        )
+        super().__init__(buffer_size=buffer_size, **order)
         arrays = [find_array(file, dtype) for file in files]
         if separator is None:
             ends = _ends_of_files(document_ends, arrays, is_list)
