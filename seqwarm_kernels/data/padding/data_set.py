@@ -11,8 +11,8 @@ from ..files.mds import INDEX
 from ..files.parquet import LENGTH_COLUMN
 from ..files.parquet import SUFFIX as PARQUET_SUFFIX
 from ..files.remote import AnyPath, PathLike, visible_files
+from ..sources.base import check_locations
 from ..sources.chunk_source import ChunkSource
-from ..sources.document_source import check_locations
 from ..sources.mds_source import MDSSource
 from ..sources.megatron_source import MegatronSource
 from ..sources.parquet_source import ParquetSource

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from ...utils.checks import check_same_configuration
+from ..batch_planning.plan import IntArray
+from ..files.remote import AnyPath, PathLike, check_location, check_named_once, is_path
 from .order import Order
+from .permutation import permutation, permuted
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -94,9 +99,24 @@ class BlockSource(ABC):
     def _check_position(self, block: list[Any]) -> None:
         if 0 < len(block) < self._position:  # a block whose files were skipped is empty
             raise ValueError(
-                f"{type(self).__name__} must have the items of the saved run: the state is after item {self._position} "
-                f"of block {self._block}, which has {len(block)}"
+                f"{type(self).__name__} must have the same items as when the state was taken, after item "
+                f"{self._position} of block {self._block}, got {len(block)}"
             )
+
+    def _numbers(self, per_block: int, total: int) -> IntArray:
+        """Which of `total` parts this rank reads in the open block, in the order of the epoch. None after the last."""
+        order = self.order
+        first = order.rank + self._block * per_block * order.world_size
+        positions = np.arange(first, min(total, first + per_block * order.world_size), order.world_size)
+        return permuted(positions, total, order.seed, self.epoch) if order.shuffle else positions
+
+    def _shuffled(self, items: list[Any]) -> list[Any]:
+        """The items of the open block in the order of the epoch."""
+        order = self.order
+        if not order.shuffle:
+            return items
+        numbers = permutation(len(items), order.seed, self.epoch, order.rank, self._block + 1)
+        return [items[number] for number in numbers.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor and the configuration, as plain values without items."""
@@ -130,6 +150,15 @@ class BlockSource(ABC):
             "rank": order.rank,
             "world_size": order.world_size,
         }
+
+
+def check_locations(name: str, values: PathLike | Iterable[PathLike], wanted: str) -> list[AnyPath]:
+    """Return one path or several as a list of at least one, without duplicates."""
+    paths = [check_location(name, value) for value in ([values] if is_path(values) else values)]  # type: ignore[union-attr]
+    if not paths:
+        raise ValueError(f"{name} must be {wanted}, got none")
+    check_named_once(name, paths, "file or folder")
+    return paths
 
 
 def fingerprint(facts: Sequence[object]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from ..files.data_file import as_token_dtype
 from ..files.mds import open_mds
 from ..files.remote import PathLike
-from .document_source import DocumentSource, check_locations
+from .base import check_locations
+from .document_source import DocumentSource
 
 
 class MDSSource(DocumentSource):

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..files.megatron import open_megatron, prefix_of
 from ..files.remote import PathLike, check_named_once
-from .document_source import DocumentSource, check_locations
+from .base import check_locations
+from .document_source import DocumentSource
 
 
 class MegatronSource(DocumentSource):
@@ -23,7 +24,6 @@ class MegatronSource(DocumentSource):
         order: the options of `Order`.
 
     Raises:
-        TypeError: `prefixes` is neither a path nor a list of paths, or a setting has the wrong type.
         ValueError: a data set is named twice, or a setting is out of range.
         ChunkError: A file is missing, damaged, truncated or of another format. Tokens are checked for number only.
     """

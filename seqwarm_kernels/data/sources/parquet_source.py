@@ -17,7 +17,7 @@ from ..files.reader import ChunkError
 from ..files.remote import PathLike, RemotePath
 from ..files.transfers import read_ahead
 from .base import fingerprint
-from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk
+from .chunked_source import ChunkedSource
 
 _THREADS = 16
 
@@ -116,13 +116,13 @@ class ParquetSource(ChunkedSource):
     def _read_stored_lengths(self, group: RowGroup) -> IntArray:
         return parquet.read_stored_lengths(group.file.path, group.file.footer, group.number, self._length_column)
 
-    def _load(self, chunk: int) -> LoadedChunk:
+    def _load(self, chunk: int) -> list[Any]:
         file, number, *rows = self._groups[chunk]
         length_column = self._length_column if self.with_lengths else None
         items, lengths = parquet.read_items(file.path, file.footer, number, length_column)
         if self.with_lengths and self._lengths_are_beside:
             lengths = read_some_lengths(file.lengths_path, file.rows, *rows)
-        return LoadedChunk(items, lengths if self.with_lengths and lengths is not None else NO_LENGTHS)
+        return list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items  # type: ignore[union-attr]
 
     def _name_of(self, chunk: int) -> str:
         group = self._groups[chunk]

@@ -7,11 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from ...utils.checks import check_int
 from .base import BlockSource
-from .permutation import permutation
 
 
 class StreamSource(BlockSource):
@@ -58,17 +55,10 @@ class StreamSource(BlockSource):
         stream = iter(self._dataset)
         while items := list(islice(stream, self.buffer_size)):
             after = copy.deepcopy(self._dataset.state_dict())
-            yield self._items_of_rank(items)
+            number = self._block * self.buffer_size  # of the first item in the stream
+            first = (self.order.rank - number) % self.order.world_size
+            yield self._shuffled(items[first :: self.order.world_size])
             self._state_before_block = after
-
-    def _items_of_rank(self, items: list[Any]) -> list[Any]:
-        """The items of a buffer whose number in the stream, modulo the given `world_size`, is this rank."""
-        order = self.order
-        first = (order.rank - self._block * self.buffer_size) % order.world_size
-        indices = np.arange(first, len(items), order.world_size)
-        if order.shuffle:
-            indices = permutation(len(items), order.seed, self.epoch, self._block + 1)[indices]
-        return [items[index] for index in indices.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "dataset": copy.deepcopy(self._state_before_block) if self._block else None}
