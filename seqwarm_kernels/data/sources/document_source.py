@@ -29,9 +29,9 @@ class DocumentSource(BlockSource):
     def _set_files(self, files: Sequence[DocumentFile]) -> None:
         """The files of all ranks, in order."""
         self._files = files
-        # Few documents are divided more finely, so that every rank has some.
+        # Few documents are divided more finely, so that every rank has some. A run is in one file.
         documents = sum(map(len, files))
-        self._run = max(1, min(_RUN, self.buffer_size, documents // self.world_size))
+        self._run = max(1, min(_RUN, self.buffer_size, documents // max(self.world_size, len(files))))
         self._first_runs = np.cumsum([0, *(-(-len(file) // self._run) for file in files)])  # of each file
         self._fingerprint = fingerprint([file.facts for file in files])
 
