@@ -21,16 +21,7 @@ from seqwarm_kernels.data import (
     Prepare,
     write_chunks,
 )
-from seqwarm_kernels.data.padding import (
-    TOKENIZERS,
-    UNITS,
-    BatchingSettings,
-    TextCorpus,
-    compare,
-    count_tokens,
-    draw,
-    table,
-)
+from seqwarm_kernels.data.padding import TOKENIZERS, UNITS, compare, count_tokens, draw, read_text, table
 
 
 def encode(text_and_length: tuple[str, int]) -> list[int]:  # your tokenizer; here bytes are tokens
@@ -62,22 +53,22 @@ def main() -> None:
     arguments = parser.parse_args()
 
     try:
-        corpus = TextCorpus(arguments.text, arguments.items)
-        lengths, token_kind = count_tokens(corpus.items, arguments.tokenizer)
+        items, _ = read_text(arguments.text, arguments.items)
+        lengths, token_kind = count_tokens(items, arguments.tokenizer)
     except (ValueError, ImportError) as error:
         sys.exit(f"dynamic_batching.py: {error}")
     with tempfile.TemporaryDirectory() as folder:
         # 1. Write the text to compressed files of 10,000 items. The lengths are counted once and stored, so planning
         #    needs no tokenizer.
-        texts = (item.replace("\n", " ") for item in corpus.items)
+        texts = (item.replace("\n", " ") for item in items)
         manifest = write_chunks(texts, folder, length_fn=count_bytes)
         print(f"{manifest.items:,} items in {len(manifest.chunks or ())} files\n")
 
         # 2. Compare the padding of several ways of batching.
-        results = compare(lengths, BatchingSettings())
-        print(f"Tokens: {token_kind}\n{table(results)}\n")
+        batchings = compare(lengths)
+        print(f"Tokens: {token_kind}\n{table(batchings)}\n")
         if arguments.figure:
-            draw(lengths, results, token_kind, arguments.figure)
+            draw(lengths, batchings, token_kind, arguments.figure)
 
         # 3. Make batches for training: packed without padding, for a model with variable-length attention, or padded
         #    rows of similar length.

@@ -161,13 +161,13 @@ def test_batching_is_measured(monkeypatch, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("".join(f"{'word ' * (index % 23 + 1)}\n" for index in range(1000)))
     records = list(batching.run([BenchCorpus("a corpus", [path], "line")], repeats=2))
-    histograms = batching.figure_histograms(BenchCorpus("a corpus", [path], "line"))
-    assert (histograms.items, histograms.token_kind) == (1000, "bytes")
-    assert [sum(way.tokens_of_a_batch.counts) for way in histograms.ways] == [way.batches for way in histograms.ways]
+    shown = batching.figure_histograms(BenchCorpus("a corpus", [path], "line"))
+    assert (shown["items"], shown["token_kind"]) == (1000, "bytes")
+    assert all(sum(way["tokens_of_a_batch"]["counts"]) == way["batches"] for way in shown["ways"])
     random = next(
         record for record in records if (record.implementation, record.counted) == ("random batches", "bytes")
     )
-    assert histograms.ways[0].padding == random.figures["padding"]
+    assert shown["ways"][0]["padding"] == random.figures["padding"]
     text = batching_table(records)
     for what in ("padding", "planned", "resumed"):
         assert f"| {what} | a corpus |" in text

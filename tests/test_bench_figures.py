@@ -233,7 +233,7 @@ def test_a_search():
 
 def test_padding():
     [line] = lines_of(batching.FIGURE_RECORDS)
-    figure = batching.padding_figure_of(line)
+    figure = batching.padding_figure(line)
     check_readable(figure)
     lengths, *panels = figure.axes
     assert lengths.get_title(loc="left") == "242,580 items, 41,182,215 tokens"

@@ -12,7 +12,7 @@ import numpy as np
 
 from seqwarm_kernels.data.batch_planning.plan import IntArray
 from seqwarm_kernels.data.files.writer import write_chunks
-from seqwarm_kernels.data.padding import TextCorpus, count_tokens
+from seqwarm_kernels.data.padding import count_tokens, read_text
 
 TOKENIZERS = ("whitespace", "bpe", "bytes")
 
@@ -38,7 +38,7 @@ class BenchCorpus:
 
     @cached_property
     def items(self) -> list[str]:
-        return TextCorpus(self._paths, self._unit).items
+        return read_text(self._paths, self._unit)[0]
 
     def lengths(self, tokenizer: str) -> Lengths:
         if tokenizer not in self._lengths:

@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels.data.batch_planning.plan import IntArray
 from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
-from seqwarm_kernels.data.padding import BatchingSettings, compare
-from seqwarm_kernels.data.padding.figure import PaddingHistograms
+from seqwarm_kernels.data.padding import compare, histograms
 from seqwarm_kernels.data.samplers.sampler import LengthBatchSampler
 
 from ..common.records import write
@@ -54,7 +53,7 @@ def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
         for window in (WINDOW, 100_000, MILLION):
             if window > WINDOW and window / 10 >= len(lengths.tokens):
                 continue  # a smaller window holds all items
-            for name, found in zip(names, compare(lengths.tokens, BatchingSettings(window=window)), strict=True):
+            for name, found in zip(names, compare(lengths.tokens, window=window), strict=True):
                 if window == WINDOW or name in (OURS, PACKED):
                     figures = {
                         "items": len(lengths.tokens),
@@ -67,11 +66,10 @@ def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
                     yield BatchingRecord(PADDING, corpus.name, implementation, lengths.counted, figures)
 
 
-def figure_histograms(corpus: BenchCorpus) -> PaddingHistograms:
+def figure_histograms(corpus: BenchCorpus) -> dict[str, Any]:
     """What the figure shows: a byte is a token, since it makes the longest items."""
     lengths, counted = corpus.lengths("bytes")
-    settings = BatchingSettings(max_tokens=BUDGET, window=WINDOW)
-    return PaddingHistograms.of(lengths, compare(lengths, settings), counted)
+    return histograms(lengths, compare(lengths, max_tokens=BUDGET, window=WINDOW), counted)
 
 
 def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[BatchingRecord]:

@@ -6,16 +6,13 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from seqwarm_kernels.data.padding.figure import BatchHistograms, Histogram, PaddingHistograms, padding_figure
+from seqwarm_kernels.data.padding import padding_figure
 from seqwarm_kernels.utils.figures import save_both
 
 from ..common.goals import Goal, goals_table
 from ..common.records import markdown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RECORDS = "cpu_batching"  #: name of the records file
 FIGURE_RECORDS = "cpu_padding"  #: name of the file with the histograms of the figure
@@ -167,12 +164,6 @@ def _beside(records: list[BatchingRecord], record: BatchingRecord, implementatio
 def figure_report(lines: list[dict[str, Any]], figures: Path) -> str:
     rows = []
     for line in lines:
-        save_both(functools.partial(padding_figure_of, line), figures / "padding.png")
+        save_both(functools.partial(padding_figure, line), figures / "padding.png")
         rows += [[way["name"], f"{way['batches']:,}", f"{way['padding']:.1%}"] for way in line["ways"]]
     return markdown(["batching", "batches", "padding"], rows)
-
-
-def padding_figure_of(line: dict[str, Any]) -> Figure:
-    names = ("padding_of_a_batch", "tokens_of_a_batch")
-    ways = [BatchHistograms(**{**way, **{name: Histogram(**way[name]) for name in names}}) for way in line["ways"]]
-    return padding_figure(PaddingHistograms(**{**line, "lengths": Histogram(**line["lengths"]), "ways": ways}))

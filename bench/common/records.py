@@ -77,7 +77,7 @@ def write(name: str, records: Iterable[Any], *, quick: bool = False) -> tuple[Pa
     with partial.open("w") as file:
         print(json.dumps(environment()), file=file, flush=True)
         for record in records:
-            print(json.dumps(asdict(record)), file=file, flush=True)
+            print(json.dumps(record if isinstance(record, dict) else asdict(record)), file=file, flush=True)
             written.append(record)
     partial.replace(path)
     return path, written

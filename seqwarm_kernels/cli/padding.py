@@ -61,35 +61,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fixed = parser.add_argument_group("batches with a fixed number of items").add_argument
     fixed("--batch-size", type=int, default=32, metavar="N", help="items per batch")
     fixed("--short-window", type=int, default=320, metavar="N", help=window_help)
-    add_figure(parser, "histograms and the table", page=True)
+    add_figure(parser, "histograms")
 
 
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors(arguments):
-        check_figure(arguments.figure, page=True)
-        from ..data.padding import BatchingSettings, PaddingReport, compare, draw
-        from ..data.padding.page import write_page
+        check_figure(arguments.figure)
+        from ..data import padding
 
         names = ("batch_size", "short_window", "max_tokens", "window", "seed")
-        settings = BatchingSettings(**{name: getattr(arguments, name) for name in names})
-        corpus, lengths, token_kind = _measured(arguments)
-        report = PaddingReport(corpus, lengths, token_kind, settings, compare(lengths, settings))
+        settings = {name: getattr(arguments, name) for name in names}
+        lengths, token_kind, facts, about = _measured(arguments)
+        batchings = padding.compare(lengths, **settings)
     if arguments.figure is not None:
-        draw(lengths, report.results, token_kind, arguments.figure)
-        write_page(report, arguments.figure, arguments.command_line)
-    return Result(report.to_json(), report.as_text())
+        padding.draw(lengths, batchings, token_kind, arguments.figure)
+    unit, truncated = facts["unit"], int((lengths > arguments.max_tokens).sum())
+    about.append(
+        f"Tokens: {token_kind}; {lengths.mean():.0f} per {unit} on average, {lengths.max():,} at most"
+        + (f", {truncated:,} {unit}s truncated to {arguments.max_tokens:,}." if truncated else ".")
+    )
+    found = {"longest": int(lengths.max()), "truncated": truncated, "batchings": [each.to_json() for each in batchings]}
+    as_json = {"items": len(lengths), **facts, "token_kind": token_kind, "settings": settings, **found}
+    return Result(as_json, "\n".join([*about, "", padding.table(batchings)]))
 
 
-def _measured(arguments: argparse.Namespace) -> tuple[Any, Any, str]:
-    """The corpus or data set, the lengths of its items, and what a token is."""
-    from ..data.padding import DataSet, TextCorpus, count_tokens
+def _measured(arguments: argparse.Namespace) -> tuple[Any, str, dict[str, Any], list[str]]:
+    """The lengths of the items, what a token is, and what the items are: plain values and sentences."""
+    from ..data import padding
 
-    options = {name: getattr(arguments, name) for name in _DATA_OPTIONS}
+    options = {name: value for name in _DATA_OPTIONS if (value := getattr(arguments, name)) is not None}
     if arguments.data is not None:
-        data_set = DataSet(arguments.data, options)
-        return data_set, data_set.lengths, data_set.token_kind
-    given = next((name for name, value in options.items() if value is not None), None)
-    if given is not None:
-        raise ValueError(f"{given} needs --data, got --text")
-    corpus = TextCorpus(arguments.text, arguments.items)
-    return corpus, *count_tokens(corpus.items, arguments.tokenizer)
+        source = padding.open_data_set(arguments.data, **options)
+        lengths, name = source.lengths(), type(source).__name__
+        if not len(lengths):
+            raise ValueError(f"no documents found in {arguments.data[0]}")
+        about = f"{len(lengths):,} documents in {', '.join(arguments.data[:3])}, read by {name}."
+        facts = {"unit": "document", "source": name, "paths": arguments.data}
+        return lengths, "as the files tell", facts, [about]
+    if options:
+        raise ValueError(f"{next(iter(options))} needs --data, got --text")
+    items, skipped = padding.read_text(arguments.text, arguments.items)
+    about = f"{len(items):,} {arguments.items}s in {', '.join(arguments.text[:3])}, blank ones not counted."
+    if skipped:
+        about += f"\nSkipped {len(skipped):,} files that are damaged or not text, such as {skipped[0]}"
+    return *padding.count_tokens(items, arguments.tokenizer), {"unit": arguments.items, "skipped": skipped}, [about]

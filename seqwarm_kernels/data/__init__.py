@@ -17,6 +17,7 @@ from .sources.base import Source
 from .sources.chunk_source import ChunkSource
 from .sources.mds_source import MDSSource
 from .sources.megatron_source import MegatronSource
+from .sources.order import Order
 from .sources.parquet_source import ParquetSource, count_lengths
 from .sources.sequence_source import SequenceSource
 from .sources.stream_source import StreamSource
@@ -31,6 +32,7 @@ __all__ = [
     "LengthBatchStream",
     "MDSSource",
     "MegatronSource",
+    "Order",
     "PackedCollator",
     "PaddedCollator",
     "ParquetSource",

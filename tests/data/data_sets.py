@@ -26,7 +26,7 @@ def write_jsonl(folder, made):
 
 
 def open_chunks(path, **settings):
-    return ChunkSource(path, buffer_chunks=3, **settings)
+    return ChunkSource(path, **{"buffer_chunks": 3, **settings})
 
 
 def write_parquet(folder, made):
@@ -36,20 +36,20 @@ def write_parquet(folder, made):
 
 
 def open_parquet(path, **settings):
-    return ParquetSource(path, buffer_chunks=3, **settings)
+    return ParquetSource(path, **{"buffer_chunks": 3, **settings})
 
 
 def open_flat(path, **settings):
-    return TokenSource(path, end_token=END, buffer_size=150, **settings)
+    return TokenSource(path, end_token=END, **{"buffer_size": 150, **settings})
 
 
 def open_megatron(path, **settings):
-    return MegatronSource(path, buffer_size=150, **settings)
+    return MegatronSource(path, **{"buffer_size": 150, **settings})
 
 
 def open_mds(path, **settings):
     need_mds()
-    return MDSSource(path, buffer_size=150, **settings)
+    return MDSSource(path, **{"buffer_size": 150, **settings})
 
 
 def write_json(folder, made):
@@ -63,7 +63,8 @@ def open_sequence(path, **settings):
 
 
 def open_stream(path, **settings):
-    return StreamSource(Stream(json.loads(check_location("path", path).read_bytes())), buffer_size=150, **settings)
+    stream = Stream(json.loads(check_location("path", path).read_bytes()))
+    return StreamSource(stream, **{"buffer_size": 150, **settings})
 
 
 #: By name: writes documents to a folder and returns their path, and opens a source of it.

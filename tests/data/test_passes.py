@@ -199,10 +199,12 @@ def test_the_state_before_the_last_batch(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_that_takes_exactly_all_batches_of_an_epoch(kind):
     """The end was not requested. The next pass is not empty."""
-    loader, count = loader_of(kind), len(all_batches("sampler"))
-    passes = [taken(loader, count) for _ in range(2)]
-    infinite = kind.startswith("infinite")
-    assert passes == [all_batches(kind)[count * n :][:count] if infinite else all_batches(kind, n) for n in range(2)]
+    loader, counts = loader_of(kind), [len(all_batches("sampler", epoch)) for epoch in range(2)]
+    first, second = (taken(loader, count) for count in counts)
+    if kind.startswith("infinite"):
+        assert first + second == all_batches(kind)[: sum(counts)]
+    else:
+        assert [first, second] == [all_batches(kind, epoch) for epoch in range(2)]
 
 
 def test_an_infinite_stream_of_torchdata_goes_on_too():

@@ -303,14 +303,6 @@ class TestDefaultLength:
         with pytest.raises(TypeError, match=message):
             SequenceSource([item]).lengths()
 
-    @pytest.mark.parametrize("item", [3, None, torch.tensor(3), {"input_ids": 3}])
-    def test_items_without_tokens(self, item):
-        message = (
-            f"length must be given, or an item must be .* has the tokens, got {re.escape(repr(item))}: pass length="
-        )
-        with pytest.raises(TypeError, match=message):
-            next(iter(LengthBatchStream(ListSource([item]), BatchPlanner(9))))
-
     @pytest.mark.parametrize(
         ("item", "message"),
         [

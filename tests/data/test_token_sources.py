@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -80,22 +79,13 @@ def test_each_buffer_has_its_own_order(tmp_path):
     assert len(buffers) == 15
 
 
-@pytest.mark.parametrize("world_size", [2, 7])
-def test_ranks_never_see_a_document_twice(make, world_size):
-    for epoch in range(2):
-        sources = [make(rank=rank, world_size=world_size, seed=epoch) for rank in range(world_size)]
-        seen = [numbers(source) for source in sources]
-        assert Counter(itertools.chain(*seen)) == Counter(range(1003))
-        assert min(map(len, seen)) > 0
-
-
 def test_few_documents_are_divided_among_the_ranks(tmp_path):
     path = write_flat(tmp_path, documents(5))
     parts = [numbers(TokenSource(path, end_token=END, rank=rank, world_size=4)) for rank in range(4)]
     assert sorted(map(len, parts)) == [1, 1, 1, 2]
 
 
-def test_a_run_may_span_files(tmp_path):
+def test_many_short_files(tmp_path):
     paths = [write_llm_c(tmp_path, DOCUMENTS[begin : begin + 10], name=f"{begin}.bin") for begin in range(0, 1000, 10)]
     source = TokenSource(paths, end_token=END, shuffle=False)
     assert_equal_documents(list(source), DOCUMENTS[:1000])
@@ -172,17 +162,13 @@ def test_ends_that_do_not_fit(tmp_path, given, message):
 
 def test_a_list_of_files_needs_a_list_of_ends(tmp_path):
     paths = [write_flat(tmp_path, DOCUMENTS), write_npy(tmp_path, DOCUMENTS)]
-    with pytest.raises(ValueError, match="document_ends must be a list with the ends of each of 2 files, got 1"):
+    with pytest.raises(ValueError, match="document_ends must have an entry for each of 2 files, got 1"):
         TokenSource(paths, document_ends=[ends(DOCUMENTS)])
 
 
-@pytest.mark.parametrize(
-    ("settings", "got"),
-    [({}, "none"), ({"end_token": 1, "start_token": 1}, "end_token and start_token")],
-)
-def test_one_way_to_find_documents(tmp_path, settings, got):
-    wanted = "end_token or start_token or document_ends must be given, one of them"
-    with pytest.raises(ValueError, match=f"{wanted}, got {got}"):
+@pytest.mark.parametrize("settings", [{}, {"end_token": 1, "start_token": 1}, {"end_token": 1, "document_ends": [3]}])
+def test_one_way_to_find_documents(tmp_path, settings):
+    with pytest.raises(ValueError, match="one of end_token or start_token or document_ends must be given"):
         TokenSource(write_flat(tmp_path, DOCUMENTS), **settings)
 
 
@@ -441,15 +427,6 @@ def starts(batch, packed):
     return [tuple(row[:2].tolist()) for row in ids]
 
 
-def test_a_pickled_source_continues(make):
-    source = make(buffer_size=128)
-    iterator = iter(source)
-    head = [next(iterator) for _ in range(300)]
-    restored = pickle.loads(pickle.dumps(source))
-    assert restored.state_dict() == source.state_dict()
-    assert sorted(numbers(head + list(restored))) == list(range(1003))
-
-
 def test_a_state_of_other_documents_is_refused(tmp_path):
     path = write_flat(tmp_path, DOCUMENTS)
     state = through_json(TokenSource(path, end_token=END).state_dict())
@@ -459,13 +436,3 @@ def test_a_state_of_other_documents_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match="state_dict is of another configuration: files is"):
             other.load_state_dict(state)
-    with pytest.raises(ValueError, match="buffer_size is 10000 in the state, 64 here"):
-        TokenSource(path, end_token=END, buffer_size=64).load_state_dict(state)
-
-
-def test_a_state_of_a_block_that_does_not_exist(tmp_path):
-    source = TokenSource(write_flat(tmp_path, DOCUMENTS), end_token=END, buffer_size=192)  # 16 runs, 3 in a block
-    state = source.state_dict()
-    source.load_state_dict({**state, "block": 6})
-    with pytest.raises(ValueError, match="block of state_dict must be at most 6, got 7"):
-        source.load_state_dict({**state, "block": 7})

@@ -13,30 +13,19 @@ from torch.utils.data import DataLoader
 from seqwarm_kernels import SequenceLengthScheduler, TokenLR
 from seqwarm_kernels.data import (
     BatchPlanner,
-    ChunkSource,
     LengthBatchSampler,
     LengthBatchStream,
     PaddedCollator,
     ResumableLoader,
     SequenceSource,
-    StreamSource,
-    write_chunks,
 )
 from seqwarm_kernels.diagnostics import TrainingMonitor
 from seqwarm_kernels.trainers.schedule_state import ScheduleState
 
-from ..data.made import Stream
 from .mutations import EXAMPLES, changed, explore
 
 ITEMS = [[number] * (1 + number % 50) for number in range(300)]
 LENGTHS = [len(item) for item in ITEMS]
-
-
-@pytest.fixture(scope="module")
-def chunks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chunks")
-    write_chunks([f"line {number}" for number in range(40)], folder, 10, progress=False)
-    return folder
 
 
 def scheduler():
@@ -84,8 +73,6 @@ ITERABLES = {
     "LengthBatchSampler with a schedule": warmed_sampler,
     "LengthBatchStream": stream,
     "ResumableLoader": loader,
-    "SequenceSource": lambda: SequenceSource(ITEMS, seed=3),
-    "StreamSource": lambda: StreamSource(Stream(ITEMS), buffer_size=50),
 }
 NOT_STATES = [None, 0, 2**70, "junk", [], {}, [[0, 0]], {"junk": 1}, b"junk"]
 OTHERS = {
@@ -130,12 +117,6 @@ def test_positions(make, examples):
     explore(examples, changed(saved(target)), partial(assert_continues_or_refuses, target))
 
 
-@pytest.mark.parametrize("examples", EXAMPLES)
-def test_positions_in_chunk_files(chunks, examples):
-    for target in (advanced(ChunkSource(chunks)), advanced(stream(ChunkSource(chunks)))):
-        explore(examples, changed(saved(target)), partial(assert_continues_or_refuses, target))
-
-
 def saved(target):
     return json.loads(json.dumps(target.state_dict()))
 
@@ -169,8 +150,6 @@ def test_states_in_checkpoints_of_trainers(examples):
     ("make", "name", "value", "message"),
     [
         (scheduler, "progress", 10**40, "progress must fit into 64 bits"),
-        (ITERABLES["SequenceSource"], "block", 2**40, "block of state_dict must be at most 2, got 1099511627776"),
-        (ITERABLES["StreamSource"], "block", 1, "dataset of state_dict must be the dataset's state"),
         (sampler, "batches_served", 2**62, "batches_served must be at most 9007199254740992"),
         (monitor, "steps", 2**63, "steps must fit into 64 bits"),
     ],

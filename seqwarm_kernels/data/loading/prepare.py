@@ -15,7 +15,6 @@ from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_int
 from ..batch_planning.plan import TRUNCATED, Piece
 from ..sources.item_tokens import has_entries, tokens_of
-from ..sources.sequence_source import check_has_positions
 
 _NO_LABEL = (
     "no label of an item is left after its cut to {} tokens, so the model learns nothing from it: all labels of these "
@@ -248,7 +247,6 @@ def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
 
 
 def _check_dataset(dataset: Any) -> None:
-    check_has_positions("dataset", dataset)
     has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
     is_scalar = getattr(dataset, "ndim", 1) == 0  # NumPy's numbers and such tensors have a __getitem__, too
     if not has_items or is_scalar or isinstance(dataset, (str, bytes, type)):

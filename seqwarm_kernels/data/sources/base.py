@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
-from operator import length_hint
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ...utils.checks import (
-    check_bool,
-    check_count,
-    check_int,
-    check_rank,
-    check_same_configuration,
-    check_state_entries,
-)
+import numpy as np
+
+from ...utils.checks import check_same_configuration
+from ..batch_planning.plan import IntArray
+from ..files.remote import AnyPath, PathLike, check_location, check_named_once, is_path
+from .order import Order
+from .permutation import permutation, permuted
 
 T_co = TypeVar("T_co", covariant=True)
-
-_CURSOR = ("epoch", "block", "position", "items")
 
 
 @runtime_checkable
@@ -47,77 +42,50 @@ class Source(Protocol[T_co]):
 class BlockSource(ABC):
     """Base class of sources that read items in blocks. The state is a cursor: epoch, block and position in the block.
 
-    Each `iter()` yields the rest of the current epoch, or never ends if `infinite`. The order depends only on the seed
-    and the epoch. Restoring reads the open block and nothing before it. Only the latest iterator is valid.
+    The order depends only on the seed and the epoch. Restoring reads the open block and nothing before it. Only the
+    latest iterator is valid.
+
+    Args:
+        order: the options of `Order`.
+
+    Attributes:
+        epoch: number of the epoch.
+        order: the options.
     """
 
-    def __init__(self, *, seed: int, shuffle: bool, infinite: bool, rank: int, world_size: int) -> None:
-        seed = check_int("seed", seed, minimum=0)
-        check_bool("shuffle", shuffle)
-        check_bool("infinite", infinite)
-        check_rank(rank, world_size)
-        self.seed, self.shuffle, self.infinite = seed, shuffle, infinite
-        self.rank, self.world_size = int(rank), int(world_size)  # NumPy's ints are not JSON-able
-        self.epoch = 0
+    def __init__(self, **order: Any) -> None:
+        self.order = Order(**order)
+        self.infinite, self.world_size = self.order.infinite, self.order.world_size  # streams ask every source
+        self.epoch = self._items_before_block = 0
+        self._block = self._position = 0  # the position counts the items of the block that were yielded
         self._latest_iterator = 0
-        self._set_position(block=0, position=0, items=0)
-
-    def _set_position(self, block: int, position: int, items: int) -> None:
-        self._block = block
-        self._rest: Iterator[Any] = iter(())  # of the open block
-        # Counted once a block is open, so that each of its items is taken without a step in Python.
-        self._position_after_rest, self._items_after_rest = position, items
 
     @property
     def items(self) -> int:
         """Number of items yielded so far, over all epochs."""
-        return self._items_after_rest - length_hint(self._rest)
-
-    @property
-    def _position(self) -> int:
-        """Number of items of the open block that were yielded."""
-        return self._position_after_rest - length_hint(self._rest)
+        return self._items_before_block + self._position
 
     @abstractmethod
     def _blocks(self) -> Iterator[list[Any]]:
         """Yield this epoch's blocks in order, from block `_block` on. The next one is requested when one is done."""
 
-    def _num_blocks(self) -> int | None:
-        """Number of blocks of an epoch; None if it is unknown before the end of the epoch."""
-        return None
-
-    @abstractmethod
-    def _configuration(self) -> dict[str, Any]:
-        """The settings of the subclass that a loaded state must agree with."""
-
     def __iter__(self) -> Iterator[Any]:
-        self._go_to(self._block, self._position, self.items)
-        return chain.from_iterable(self._rests(self._latest_iterator))
-
-    def _go_to(self, block: int, position: int, items: int) -> None:
-        """Continue from here. An older iterator raises an error at its next item."""
         self._latest_iterator += 1
-        deque(self._rest, maxlen=0)
-        self._set_position(block, position, items)
+        return self._rest(self._latest_iterator)
 
-    def __getstate__(self) -> dict[str, Any]:
-        position = {"_position_after_rest": self._position, "_items_after_rest": self.items}
-        return {**vars(self), **position, "_rest": iter(())}  # the items are read again
-
-    def _rests(self, iterator: int) -> Iterator[Iterator[Any]]:
-        """Yield the rest of each block."""
+    def _rest(self, iterator: int) -> Iterator[Any]:
         self._check_latest(iterator)
         while True:
             items_before, from_start = self.items, self._block == self._position == 0
             for block in self._blocks():
                 self._check_position(block)
-                rest = iter(block)
-                next(islice(rest, self._position, self._position), None)  # skips the items before the position
-                self._items_after_rest = self.items + length_hint(rest)
-                self._position_after_rest, self._rest = len(block), rest
-                yield rest
-                self._check_latest(iterator)
-                self._block, self._position_after_rest = self._block + 1, 0
+                for item in islice(block, self._position, None):
+                    self._position += 1  # before the item is yielded: a state is that of the next item
+                    yield item
+                    if iterator != self._latest_iterator:
+                        self._check_latest(iterator)
+                self._items_before_block += len(block)
+                self._block, self._position = self._block + 1, 0
             self.epoch, self._block = self.epoch + 1, 0
             if not self.infinite:
                 return
@@ -131,51 +99,66 @@ class BlockSource(ABC):
     def _check_position(self, block: list[Any]) -> None:
         if 0 < len(block) < self._position:  # a block whose files were skipped is empty
             raise ValueError(
-                f"{type(self).__name__} must have the same items as when the state was taken: the state is after "
-                f"item {self._position} of block {self._block}, which has {len(block)} items"
+                f"{type(self).__name__} must have the same items as when the state was taken, after item "
+                f"{self._position} of block {self._block}, got {len(block)}"
             )
+
+    def _numbers(self, per_block: int, total: int) -> IntArray:
+        """Which of `total` parts this rank reads in the open block, in the order of the epoch. None after the last."""
+        order = self.order
+        first = order.rank + self._block * per_block * order.world_size
+        positions = np.arange(first, min(total, first + per_block * order.world_size), order.world_size)
+        return permuted(positions, total, order.seed, self.epoch) if order.shuffle else positions
+
+    def _shuffled(self, items: list[Any]) -> list[Any]:
+        """The items of the open block in the order of the epoch."""
+        order = self.order
+        if not order.shuffle:
+            return items
+        numbers = permutation(len(items), order.seed, self.epoch, order.rank, self._block + 1)
+        return [items[number] for number in numbers.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor and the configuration, as plain values without items."""
-        return {
-            "epoch": self.epoch,
-            "block": self._block,
-            "position": self._position,
-            "items": self.items,
-            **self._shared_configuration(),
-        }
+        cursor = {"epoch": self.epoch, "block": self._block, "position": self._position, "items": self.items}
+        return {**cursor, **self._configuration()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from `state_dict` at the next `iter()`. Nothing is read yet.
 
         Raises:
-            TypeError: `state_dict` is not a mapping, or an entry has the wrong type. The source is unchanged.
-            ValueError: Entries are missing or unknown, or the configuration differs. The source is unchanged.
+            ValueError: the state is of another configuration. The source is unchanged.
         """
         self.check_state_dict(state_dict)
-        self.epoch, *cursor = (int(state_dict[name]) for name in _CURSOR)
-        self._go_to(*cursor)
+        self._latest_iterator += 1
+        self.epoch, self._block, self._position = (state_dict[name] for name in ("epoch", "block", "position"))
+        self._items_before_block = state_dict["items"] - self._position
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise the errors of `load_state_dict` without loading."""
-        check_state_entries(state_dict, self.state_dict())
-        configuration = self._shared_configuration()
-        check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
-        for name in _CURSOR:
-            check_count(name, state_dict[name])
-        num_blocks = self._num_blocks()
-        if num_blocks is not None and state_dict["block"] > num_blocks:
-            raise ValueError(f"block of state_dict must be at most {num_blocks}, got {state_dict['block']}")
+        """Raise the error of `load_state_dict` without loading."""
+        configuration = self._configuration()
+        saved = {name: state_dict[name] for name in configuration if name in state_dict}
+        check_same_configuration(saved, configuration)
 
-    def _shared_configuration(self) -> dict[str, Any]:
+    def _configuration(self) -> dict[str, Any]:
+        """The settings that a loaded state must agree with. Subclasses add theirs."""
+        order = self.order
         return {
             "source": type(self).__name__,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            **self._configuration(),
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "rank": order.rank,
+            "world_size": order.world_size,
         }
+
+
+def check_locations(name: str, values: PathLike | Iterable[PathLike], wanted: str) -> list[AnyPath]:
+    """Return one path or several as a list of at least one, without duplicates."""
+    paths = [check_location(name, value) for value in ([values] if is_path(values) else values)]  # type: ignore[union-attr]
+    if not paths:
+        raise ValueError(f"{name} must be {wanted}, got none")
+    check_named_once(name, paths, "file or folder")
+    return paths
 
 
 def fingerprint(facts: Sequence[object]) -> str:

@@ -1,50 +1,56 @@
-"""The base class of sources that read their items in chunks: files, row groups or shards."""
+"""The base class of sources that read their items in chunks: files or row groups."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
-from ...utils.checks import check_bool, check_choice, check_int
-from ..batch_planning.plan import IntArray
+from ...utils.checks import check_choice, check_int
 from ..files.reader import ChunkError
 from ..files.transfers import read_ahead
 from .base import BlockSource
-from .permutation import ORDER, permutation
-
-ON_ERROR = ("raise", "skip")
-
-NO_LENGTHS = np.empty(0, np.int64)
-
-
-class LoadedChunk(NamedTuple):
-    items: list[Any]
-    lengths: IntArray  #: (items,) int64 with `with_lengths`, else (0,)
+from .permutation import permutation
 
 
 class ChunkedSource(BlockSource):
     """Chunks in random order, and the items of each buffer of `buffer_chunks` chunks in random order.
 
     The ranks read different chunks. Their numbers differ by at most one. A subclass says how many chunks there are, how
-    one is read, and whether they are read ahead. Chunks are read ahead in threads, one buffer at most.
+    one is read, and whether they are read ahead, in threads and one buffer at most.
+
+    Attributes:
+        skipped: the reason for each chunk that was skipped so far.
     """
 
     def __init__(
-        self, *, buffer_chunks: int, with_lengths: bool, on_error: str, num_chunks: int, reads_ahead: bool, **order: Any
+        self,
+        *,
+        num_chunks: int,
+        reads_ahead: bool,
+        buffer_chunks: int = 1,
+        with_lengths: bool = False,
+        on_error: str = "raise",
+        **order: Any,
     ) -> None:
         super().__init__(**order)
-        self.buffer_chunks, self.with_lengths, self.on_error = buffer_chunks, with_lengths, on_error
-        self.skipped: dict[str, str] = {}  #: chunk -> reason, for the chunks skipped so far
+        check_choice("on_error", on_error, ("raise", "skip"))
+        self.buffer_chunks = check_int("buffer_chunks", buffer_chunks, minimum=1)
+        if num_chunks < self.world_size:
+            raise ValueError(
+                f"paths must hold a file or row group for each of {self.world_size} ranks, got {num_chunks}"
+            )
+        self.with_lengths, self.on_error = with_lengths, on_error
+        self.skipped: dict[str, str] = {}
         self._num_chunks, self._reads_ahead = num_chunks, reads_ahead
 
     @abstractmethod
-    def _load(self, chunk: int) -> LoadedChunk:
-        """Read a chunk. Several threads may call it.
+    def _load(self, chunk: int) -> list[Any]:
+        """Read the items of a chunk, or pairs of an item and its length. Several threads may call it.
 
         Raises:
             ChunkError: The chunk is missing, damaged or has unexpected contents.
@@ -55,33 +61,27 @@ class ChunkedSource(BlockSource):
         """The chunk's key in `skipped`."""
 
     def _blocks(self) -> Iterator[list[Any]]:
-        order = permutation(self._num_chunks, self.seed, self.epoch) if self.shuffle else np.arange(self._num_chunks)
-        chunks = order[self.rank :: self.world_size][self._block * self.buffer_chunks :].tolist()
-        outcomes = (
-            read_ahead(self._try_load, chunks, self.buffer_chunks) if self._reads_ahead else map(self._try_load, chunks)
+        order = self.order
+        numbers = (
+            permutation(self._num_chunks, order.seed, self.epoch) if order.shuffle else np.arange(self._num_chunks)
         )
+        chunks = numbers[order.rank :: order.world_size][self._block * self.buffer_chunks :].tolist()
+        if self._reads_ahead:
+            outcomes = read_ahead(self._load_or_error, chunks, self.buffer_chunks)
+        else:
+            outcomes = map(self._load_or_error, chunks)
         loaded = map(self._loaded_or_skipped, chunks, outcomes)
-        while read := list(islice(loaded, self.buffer_chunks)):
-            items = read[0].items if len(read) == 1 else [item for each in read for item in each.items]
-            lengths = np.concatenate([each.lengths for each in read])
-            if self.shuffle:
-                order = permutation(len(items), self.seed, self.epoch, self.rank, self._block + 1)
-                items = [items[index] for index in order.tolist()]
-                lengths = lengths[order] if self.with_lengths else lengths
-            yield list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items
+        while buffer := list(islice(loaded, self.buffer_chunks)):
+            yield self._shuffled(list(chain.from_iterable(buffer)))
 
-    def _num_blocks(self) -> int:
-        chunks = len(range(self.rank, self._num_chunks, self.world_size))
-        return -(-chunks // self.buffer_chunks)
-
-    def _try_load(self, chunk: int) -> LoadedChunk | ChunkError:
+    def _load_or_error(self, chunk: int) -> list[Any] | ChunkError:
         try:
             return self._load(chunk)
         except ChunkError as error:
             return error
 
-    def _loaded_or_skipped(self, chunk: int, outcome: LoadedChunk | ChunkError) -> LoadedChunk:
-        if isinstance(outcome, LoadedChunk):
+    def _loaded_or_skipped(self, chunk: int, outcome: list[Any] | ChunkError) -> list[Any]:
+        if not isinstance(outcome, ChunkError):
             return outcome
         if self.on_error == "raise":
             raise outcome
@@ -89,14 +89,7 @@ class ChunkedSource(BlockSource):
         if name not in self.skipped:
             warnings.warn(f"skipped: {outcome}", stacklevel=2)
         self.skipped[name] = str(outcome)
-        return LoadedChunk([], NO_LENGTHS)
+        return []
 
     def _configuration(self) -> dict[str, Any]:
-        return {"order": ORDER, "buffer_chunks": self.buffer_chunks}
-
-
-def check_settings(buffer_chunks: object, with_lengths: object, on_error: object) -> int:
-    """Check the settings that `ChunkedSource` adds to those of `BlockSource`, and return `buffer_chunks`."""
-    check_choice("on_error", on_error, ON_ERROR)
-    check_bool("with_lengths", with_lengths)
-    return check_int("buffer_chunks", buffer_chunks, minimum=1)
+        return {**super()._configuration(), "buffer_chunks": self.buffer_chunks}

@@ -8,7 +8,8 @@ from typing import Any
 from ..files.data_file import as_token_dtype
 from ..files.mds import open_mds
 from ..files.remote import PathLike
-from .document_source import DocumentSource, check_locations
+from .base import check_locations
+from .document_source import DocumentSource
 
 
 class MDSSource(DocumentSource):
@@ -23,11 +24,8 @@ class MDSSource(DocumentSource):
             to this machine when it is first read.
         column: the name of the column. Its encoding is bytes, ndarray with a dtype and one dimension, or str.
         dtype: NumPy dtype of the tokens in a column of bytes.
-        seed: determines the order, together with the epoch.
-        shuffle: False: keep the order of the files.
         buffer_size: number of documents that are in memory together and mixed.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th run of the epoch's order.
+        order: the options of `Order`.
 
     Raises:
         ImportError: mosaicml-streaming is not installed.
@@ -43,16 +41,10 @@ class MDSSource(DocumentSource):
         *,
         column: str = "tokens",
         dtype: Any = None,
-        seed: int = 0,
-        shuffle: bool = True,
         buffer_size: int = 10_000,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        **order: Any,
     ) -> None:
-        super().__init__(
-            seed=seed, shuffle=shuffle, buffer_size=buffer_size, infinite=infinite, rank=rank, world_size=world_size
-        )
+        super().__init__(buffer_size=buffer_size, **order)
         paths = check_locations("folders", folders, "a folder of MDS shards, or a list of them")
         dtype = None if dtype is None else as_token_dtype("dtype", dtype)
         if not isinstance(column, str):

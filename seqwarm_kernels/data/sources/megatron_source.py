@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ..files.megatron import open_megatron, prefix_of
 from ..files.remote import PathLike, check_named_once
-from .document_source import DocumentSource, check_locations
+from .base import check_locations
+from .document_source import DocumentSource
 
 
 class MegatronSource(DocumentSource):
@@ -18,14 +20,10 @@ class MegatronSource(DocumentSource):
     Args:
         prefixes: a path without .bin and .idx, or paths, in order, or URLs of fsspec, which are copied to this machine
             first. The path of the .bin or of the .idx file is accepted too, but not both.
-        seed: determines the order, together with the epoch.
-        shuffle: False: keep the order of the files.
         buffer_size: number of documents that are in memory together and mixed.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th run of the epoch's order.
+        order: the options of `Order`.
 
     Raises:
-        TypeError: `prefixes` is neither a path nor a list of paths, or a setting has the wrong type.
         ValueError: a data set is named twice, or a setting is out of range.
         ChunkError: A file is missing, damaged, truncated or of another format. Tokens are checked for number only.
     """
@@ -34,16 +32,10 @@ class MegatronSource(DocumentSource):
         self,
         prefixes: PathLike | Iterable[PathLike],
         *,
-        seed: int = 0,
-        shuffle: bool = True,
         buffer_size: int = 10_000,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        **order: Any,
     ) -> None:
-        super().__init__(
-            seed=seed, shuffle=shuffle, buffer_size=buffer_size, infinite=infinite, rank=rank, world_size=world_size
-        )
+        super().__init__(buffer_size=buffer_size, **order)
         paths = check_locations("prefixes", prefixes, "the path of a data set without .bin and .idx, or a list of them")
         data_sets = [prefix_of(path) for path in paths]
         check_named_once("prefixes", data_sets, "data set (.bin and .idx)")

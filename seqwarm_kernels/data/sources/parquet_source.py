@@ -17,7 +17,7 @@ from ..files.reader import ChunkError
 from ..files.remote import PathLike, RemotePath
 from ..files.transfers import read_ahead
 from .base import fingerprint
-from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk, check_settings
+from .chunked_source import ChunkedSource
 
 _THREADS = 16
 
@@ -36,15 +36,12 @@ class ParquetSource(ChunkedSource):
             `length_column`.
         length_column: the column of the items' lengths in tokens, for `with_lengths` and `lengths`. None: lengths that
             `count_lengths` has written, else the lengths of the lists of tokens.
-        seed: determines the order, together with the epoch.
-        shuffle: shuffle the row groups and the items. False: keep the order of the files.
         buffer_chunks: number of row groups that are in memory together and whose items are mixed.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th row group of the epoch's order.
         with_lengths: yield (item, length).
         on_error: what to do about a file or row group that is missing, damaged, or has other columns. "raise" raises
             a `ChunkError`. "skip" skips it with a warning and records the reason in `skipped`. A file whose footer is
             damaged is skipped as a whole, and a state of the same files without damage is rejected.
+        order: the options of `Order`.
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
@@ -60,42 +57,28 @@ class ParquetSource(ChunkedSource):
         column: str | None = None,
         *,
         length_column: str | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
         buffer_chunks: int = 1,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
         with_lengths: bool = False,
         on_error: str = "raise",
+        **order: Any,
     ) -> None:
-        buffer_chunks = check_settings(buffer_chunks, with_lengths, on_error)
         check_column("column", column)
         check_column("length_column", length_column)
         self._length_column = length_column
         files, skipped = read_footers(find_parquet_files(paths), column, length_column, on_error)
         self._files = [file for file in files if file.rows]
         self._groups = [group for file in self._files for group in file.row_groups()]
+        if not self._groups:
+            raise ValueError(f"paths must hold items, the files have none, such as {files[0].path}")
         super().__init__(
-            seed=seed,
-            shuffle=shuffle,
-            infinite=infinite,
-            rank=rank,
-            world_size=world_size,
             buffer_chunks=buffer_chunks,
             with_lengths=with_lengths,
             on_error=on_error,
             num_chunks=len(self._groups),
             reads_ahead=any(isinstance(file.path, RemotePath) for file in files),
+            **order,
         )
         self.skipped |= skipped
-        if not self._groups:
-            raise ValueError(f"paths must hold items, the files have none, such as {files[0].path}")
-        if len(self._groups) < world_size:
-            raise ValueError(
-                f"paths must hold a row group for each of {world_size} ranks, got {len(self._groups)}: write smaller "
-                "row groups"
-            )
         if with_lengths:
             self._check_has_lengths("with_lengths")
         self._fingerprint = fingerprint([(file.path.name, file.footer.rows, file.footer.bytes) for file in files])
@@ -133,13 +116,13 @@ class ParquetSource(ChunkedSource):
     def _read_stored_lengths(self, group: RowGroup) -> IntArray:
         return parquet.read_stored_lengths(group.file.path, group.file.footer, group.number, self._length_column)
 
-    def _load(self, chunk: int) -> LoadedChunk:
+    def _load(self, chunk: int) -> list[Any]:
         file, number, *rows = self._groups[chunk]
         length_column = self._length_column if self.with_lengths else None
         items, lengths = parquet.read_items(file.path, file.footer, number, length_column)
         if self.with_lengths and self._lengths_are_beside:
             lengths = read_some_lengths(file.lengths_path, file.rows, *rows)
-        return LoadedChunk(items, lengths if self.with_lengths and lengths is not None else NO_LENGTHS)
+        return list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items  # type: ignore[union-attr]
 
     def _name_of(self, chunk: int) -> str:
         group = self._groups[chunk]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 8
-_MIN_HALF_BITS = 3  # with 2, the orders of five items are not equally likely
-_MIN_NUMBERS = 2 ** (2 * _MIN_HALF_BITS)
-ORDER = "MT19937"  #: names the orders of `permutation` in states; a state of another order is refused
+_FEW = 64  #: a network of so few numbers does not make all orders equally likely
 _MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # of MurmurHash3's last step
 
 
 def permutation(n: int, *seeds: int) -> NDArray[np.int64]:
-    """Return the random permutation of range(n) that `seeds` define. It is another one than that of `permuted`.
+    """Return the random permutation of range(n) that `seeds` define. That of `permuted` is another one.
 
     The time is that of all n values, which then take a fraction of the time of `permuted`.
     """
@@ -30,12 +26,10 @@ def permuted(indices: NDArray[np.int64], n: int, *seeds: int) -> NDArray[np.int6
     bits, which are not many more than n. A number that the network maps to n or above is mapped again until the result
     is below n. This makes the mapping a permutation of range(n).
     """
-    if n == 1:
-        return np.zeros(len(indices), np.int64)
+    if n <= _FEW:
+        return permutation(n, *seeds)[indices]
     keys = np.random.SeedSequence(seeds).generate_state(_ROUNDS, np.uint64)
-    if n <= _MIN_NUMBERS:
-        return np.array(_small_permutation(n, keys), np.int64)[indices]
-    half = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
+    half = np.uint64(((n - 1).bit_length() + 1) // 2)
     mask = (np.uint64(1) << half) - np.uint64(1)
     values = np.array(indices, dtype=np.uint64)
     outside = np.arange(len(values))
@@ -47,24 +41,6 @@ def permuted(indices: NDArray[np.int64], n: int, *seeds: int) -> NDArray[np.int6
         values[outside] = mapped = left << half | right
         outside = outside[mapped >= n]
     return values.astype(np.int64)
-
-
-def _small_permutation(n: int, keys: NDArray[Any]) -> list[int]:
-    """The whole permutation that `permuted` defines, for n of at most `_MIN_NUMBERS`.
-
-    Most numbers are n or above, so a number may be mapped many times. Each is mapped once here, then looked up.
-    """
-    halves = np.arange(1 << _MIN_HALF_BITS, dtype=np.uint64)
-    left, right = np.repeat(halves, len(halves)), np.tile(halves, len(halves))
-    for mixed in _mixed(halves + keys[:, None]) & halves[-1]:
-        left, right = right, left ^ mixed[right]
-    mapped = (left << np.uint64(_MIN_HALF_BITS) | right).tolist()
-    order = mapped[:n]
-    for index, value in enumerate(order):
-        while value >= n:
-            value = mapped[value]
-        order[index] = value
-    return order
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

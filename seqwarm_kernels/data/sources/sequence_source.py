@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from ..batch_planning.plan import IntArray
 from ..files.lengths import count_length
 from .base import BlockSource
 from .item_tokens import count_tokens
-from .permutation import permuted
 
 #: Items read at a time. Datasets on disk are faster in blocks. Restoring reads at most this many.
 _BLOCK = 256
@@ -23,36 +22,12 @@ class SequenceSource(BlockSource):
     Restoring costs the same at every position and for every size. The sequence must not change.
 
     Args:
-        sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it. Objects of
-            pandas are refused: they are indexed by label.
-        seed: determines the order, together with the epoch.
-        shuffle: False: keep the sequence's own order.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th item of the epoch's order.
-
-    Raises:
-        TypeError: `sequence` does not have `len()` and integer indexing, or a setting has the wrong type.
-        ValueError: a setting is out of range.
+        sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it.
+        order: the options of `Order`.
     """
 
-    def __init__(
-        self,
-        sequence: Any,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
-        check_has_positions("sequence", sequence)
-        has_both = hasattr(sequence, "__len__") and hasattr(sequence, "__getitem__")
-        if not has_both or isinstance(sequence, (str, bytes, Mapping)):
-            raise TypeError(
-                f"sequence must have len() and integer indexing, as lists and map-style datasets have, "
-                f"got {type(sequence).__name__}"
-            )
+    def __init__(self, sequence: Any, **order: Any) -> None:
+        super().__init__(**order)
         self._sequence = sequence
 
     def lengths(self, length: Callable[[Any], int] = count_tokens) -> IntArray:
@@ -64,43 +39,24 @@ class SequenceSource(BlockSource):
             length: returns the number of tokens of an item. Default: as in `LengthBatchStream`.
 
         Raises:
-            TypeError: `length` is not a function, or items are text and have no `length`.
+            TypeError: items are text and have no `length`.
             ValueError: `length` returns something else than a length.
         """
-        if not callable(length):
-            raise TypeError(f"length must be a function of an item, got {type(length).__name__}")
-        blocks = (
-            self._read(np.arange(first, min(first + _BLOCK, len(self._sequence))))
-            for first in range(0, len(self._sequence), _BLOCK)
-        )
-        return np.array([count_length(length, item, "length") for block in blocks for item in block], dtype=np.int64)
+        total = len(self._sequence)
+        lengths = np.empty(total, np.int64)
+        for first in range(0, total, _BLOCK):
+            items = self._read(np.arange(first, min(first + _BLOCK, total)))
+            lengths[first : first + len(items)] = [count_length(length, item, "length") for item in items]
+        return lengths
 
     def _blocks(self) -> Iterator[list[Any]]:
-        length = len(self._sequence)
-        while True:
-            first = self.rank + self._block * _BLOCK * self.world_size
-            indices = np.arange(first, min(length, first + _BLOCK * self.world_size), self.world_size)
-            if not len(indices):
-                return
-            yield self._read(permuted(indices, length, self.seed, self.epoch) if self.shuffle else indices)
+        while len(numbers := self._numbers(_BLOCK, len(self._sequence))):
+            yield self._read(numbers)
 
-    def _num_blocks(self) -> int:
-        items = max(0, len(self._sequence) - self.rank)
-        return -(-items // (_BLOCK * self.world_size))
-
-    def _read(self, indices: np.ndarray) -> list[Any]:
+    def _read(self, numbers: IntArray) -> list[Any]:
         if hasattr(self._sequence, "__getitems__"):
-            return list(self._sequence.__getitems__(indices.tolist()))
-        return [self._sequence[index] for index in indices.tolist()]
+            return list(self._sequence.__getitems__(numbers.tolist()))
+        return [self._sequence[number] for number in numbers.tolist()]
 
     def _configuration(self) -> dict[str, Any]:
-        return {"length": len(self._sequence)}
-
-
-def check_has_positions(name: str, value: object) -> None:
-    """`value` must be indexed by position. A Series or DataFrame of pandas is indexed by label."""
-    if hasattr(value, "iloc"):
-        raise TypeError(
-            f"{name} must be indexed by position, got a {type(value).__name__} of pandas, which is indexed by label: "
-            "pass a column as a list, as frame['text'].tolist()"
-        )
+        return {**super()._configuration(), "length": len(self._sequence)}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from ...utils.checks import check_int, check_iterable
 from ..files.data_file import DataFile, as_token_dtype
 from ..files.document_ends import Separator, found_boundaries, given_boundaries
 from ..files.documents import TokenFile
 from ..files.remote import PathLike, check_location, is_path
-from ..files.token_arrays import TokenArray, find_array
-from .document_source import DocumentSource, check_locations
+from ..files.token_arrays import find_array
+from .base import check_locations
+from .document_source import DocumentSource
 
 
 class TokenSource(DocumentSource):
@@ -40,14 +38,10 @@ class TokenSource(DocumentSource):
         dtype: NumPy dtype of a token. None: that of the header, else uint16.
         index_folder: where the places of documents are kept, a folder or a URL. None: beside each file, or its local
             copy.
-        seed: determines the order, together with the epoch.
-        shuffle: False: keep the order of the files.
         buffer_size: number of documents that are in memory together and mixed.
-        infinite: repeat epochs forever, each in its own order.
-        rank, world_size: this process reads every world_size-th run of the epoch's order.
+        order: the options of `Order`.
 
     Raises:
-        TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
         ValueError: a file is named twice, none or several of `end_token`, `start_token` and `document_ends` are given,
             `document_ends` do not fit, or a setting is out of range.
         ChunkError: A file is missing, damaged, truncated or of another format, or the token is not in it. A file that
@@ -63,65 +57,27 @@ class TokenSource(DocumentSource):
         document_ends: Any = None,
         dtype: Any = None,
         index_folder: PathLike | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
         buffer_size: int = 10_000,
-        infinite: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        **order: Any,
     ) -> None:
-        is_list = not is_path(paths)
-        files = [DataFile(path) for path in check_locations("paths", paths, "a file or files of tokens")]
-        separator = _separator(end_token, start_token, document_ends)
+        separators = [
+            Separator(int(token), at_end)
+            for token, at_end in ((end_token, True), (start_token, False))
+            if token is not None
+        ]
+        if len(separators) + (document_ends is not None) != 1:
+            raise ValueError("one of end_token or start_token or document_ends must be given, and no other")
+        super().__init__(buffer_size=buffer_size, **order)
         dtype = None if dtype is None else as_token_dtype("dtype", dtype)
+        locations = check_locations("paths", paths, "a file or files of tokens")
+        arrays = [find_array(DataFile(path), dtype) for path in locations]
         folder = None if index_folder is None else check_location("index_folder", index_folder)
-        super().__init__(
-            seed=seed, shuffle=shuffle, buffer_size=buffer_size, infinite=infinite, rank=rank, world_size=world_size
-        )
-        arrays = [find_array(file, dtype) for file in files]
-        if separator is None:
-            ends = _ends_of_files(document_ends, arrays, is_list)
-            boundaries = [given_boundaries(array, each) for array, each in zip(arrays, ends, strict=True)]
+        if separators:
+            boundaries = [found_boundaries(array, separators[0], folder) for array in arrays]
         else:
-            for array in arrays:
-                _check_fits(separator, array.dtype)
-            boundaries = [found_boundaries(array, separator, folder) for array in arrays]
-        self._set_files(
-            [
-                TokenFile(array.file, array.dtype, array.first_byte, each)
-                for array, each in zip(arrays, boundaries, strict=True)
-            ]
-        )
-
-
-def _separator(end_token: int | None, start_token: int | None, document_ends: Any) -> Separator | None:
-    given = [name for name, value in _named(end_token, start_token, document_ends).items() if value is not None]
-    if len(given) != 1:
-        raise ValueError(
-            f"end_token or start_token or document_ends must be given, one of them, got {' and '.join(given) or 'none'}"
-        )
-    if document_ends is not None:
-        return None
-    token = end_token if start_token is None else start_token
-    return Separator(check_int(given[0], token, minimum=0), at_end=start_token is None)
-
-
-def _named(end_token: Any, start_token: Any, document_ends: Any) -> dict[str, Any]:
-    return {"end_token": end_token, "start_token": start_token, "document_ends": document_ends}
-
-
-def _check_fits(separator: Separator, dtype: np.dtype[Any]) -> None:
-    largest = np.iinfo(dtype).max
-    if separator.token > largest:
-        raise ValueError(f"{separator.name} must be at most {largest}, the largest {dtype}, got {separator.token}")
-
-
-def _ends_of_files(document_ends: Any, arrays: Sequence[TokenArray], is_list: bool) -> list[Any]:
-    if not is_list:
-        return [document_ends]
-    wanted = f"a list with the ends of each of {len(arrays)} files"
-    check_iterable("document_ends", document_ends, wanted)
-    ends = list(document_ends)
-    if len(ends) != len(arrays):
-        raise ValueError(f"document_ends must be {wanted}, got {len(ends)}")
-    return ends
+            ends = [document_ends] if is_path(paths) else list(document_ends)
+            if len(ends) != len(arrays):
+                raise ValueError(f"document_ends must have an entry for each of {len(arrays)} files, got {len(ends)}")
+            boundaries = [given_boundaries(array, each) for array, each in zip(arrays, ends, strict=True)]
+        found = zip(arrays, boundaries, strict=True)
+        self._set_files([TokenFile(array.file, array.dtype, array.first_byte, each) for array, each in found])

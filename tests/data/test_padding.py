@@ -1,0 +1,311 @@
+"""The comparison of ways of batching, and the command `padding` that prints and draws it."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bench.batching.corpora import wikitext
+from seqwarm_kernels import cli
+from seqwarm_kernels.data import BatchPlanner, write_chunks
+from seqwarm_kernels.data.files.remote import check_location, write_file
+from seqwarm_kernels.data.padding import compare, count_tokens, draw, read_text
+
+from .token_files import END, documents, write_flat, write_llm_c, write_mds, write_megatron, write_npy
+
+WIKITEXT = wikitext()
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Lines of 1 to 40 words, 20 of each."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join("word " * (1 + number % 40) for number in range(800)))
+    return path
+
+
+def run(*arguments):
+    return cli.main(["padding", *map(str, arguments)])
+
+
+def as_json(capsys, *arguments):
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- the comparison
+
+
+def test_numbers_computed_by_hand():
+    """Ten items in their random order, batches of four, sorted in windows of eight."""
+    lengths = np.arange(1, 11)
+    random, window, greedy, ours, packed = compare(lengths, batch_size=4, short_window=8, max_tokens=20, window=10)
+    assert random.items.tolist() == window.items.tolist() == [4, 4, 2]
+    assert random.tokens.sum() == 55
+    assert window.padded_tokens[:2].sum() <= random.padded_tokens[:2].sum()
+    assert greedy.items.tolist() == [2, 2, 3, 3]  # 10 and 9, 8 and 7, 6 to 4, 3 to 1
+    assert greedy.padded_tokens.tolist() == [20, 16, 18, 9]
+    assert greedy.padding == 1 - 55 / 63
+    assert ours.padded_tokens.sum() <= 63
+    assert packed.padding == 0
+    assert len(packed.items) == 3
+    assert packed.budget_used == pytest.approx(55 / 60)
+
+
+def test_items_without_tokens_take_a_slot_in_every_padded_batch(tmp_path):
+    lengths = np.array([0, 0, 0, 0, 3])
+    random, window, greedy, ours, packed = compare(lengths, batch_size=2, short_window=4, max_tokens=3)
+    for each in (random, window, greedy, ours):
+        assert each.padded_tokens.min() > 0
+        assert each.tokens.sum() == 3
+    assert ours.padded_tokens.sum() == BatchPlanner(3).plan(lengths).padded_tokens.sum() == 7
+    assert packed.padding == 0
+    nothing = compare(np.zeros(9, int))
+    assert [each.padding for each in nothing] == [1, 1, 1, 1, 0]
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    draw(np.zeros(9, int), nothing, "words", tmp_path / "figure.png")
+
+
+@pytest.mark.skipif(WIKITEXT is None, reason="SEQWARM_TEST_DATA does not name a folder with wikitext-2/valid.txt")
+def test_on_wikitext(capsys):
+    """The table of the blog post on a small part of its corpus: 67 %, 21 %, and at most 9.5 % with one window."""
+    random, window, greedy, ours, packed = as_json(capsys, "--text", WIKITEXT)["batchings"]
+    assert random["padding"] == pytest.approx(0.67, abs=0.03)
+    assert window["padding"] == pytest.approx(0.21, abs=0.02)
+    assert round(ours["padding"], 3) <= 0.095 < greedy["padding"]
+    assert ours["batches"] == greedy["batches"] == 16
+    assert packed["padding"] == 0
+
+
+# ---- texts
+
+
+def test_text(text, capsys):
+    options = ["--text", text, "--max-tokens", 400, "--window", 800]
+    found = as_json(capsys, *options)
+    assert (found["items"], found["unit"], found["longest"], found["truncated"]) == (800, "line", 40, 0)
+    random, window, greedy, ours, packed = found["batchings"]
+    tokens = 20 * sum(range(1, 41))
+    assert {each["tokens"] for each in found["batchings"]} == {tokens}
+    for each in found["batchings"]:
+        assert each["padding"] == pytest.approx(1 - tokens / each["padded_tokens"])
+    assert random["padding"] > 0.4 > window["padding"] > greedy["padding"] >= ours["padding"] > packed["padding"] == 0
+    assert ours["batches"] <= greedy["batches"]
+    assert packed["budget_used"] == pytest.approx(tokens / (packed["batches"] * 400))
+    assert packed["budget_used"] > 0.97
+    assert run(*options) == 0
+    out = capsys.readouterr().out
+    assert f"800 lines in {text}, blank ones not counted." in out
+    assert "Tokens: words between spaces; 20 per line on average, 40 at most." in out
+    rows = [line for line in out.splitlines() if "%" in line]
+    assert [row.split("  ")[0] for row in rows] == [each["name"] for each in found["batchings"]]
+    assert [f"{each['padding']:.1%}" in row for each, row in zip(found["batchings"], rows, strict=True)] == [True] * 5
+
+
+def test_items_longer_than_the_budget_are_truncated(text, capsys):
+    found = as_json(capsys, "--text", text, "--max-tokens", 30, "--window", 800)
+    assert found["truncated"] == 200
+    assert found["batchings"][3]["tokens"] == 20 * (sum(range(1, 31)) + 10 * 30)
+    assert run("--text", text, "--max-tokens", 30) == 0
+    assert "40 at most, 200 lines truncated to 30." in capsys.readouterr().out
+
+
+def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one\ntwo three\n\n \nfour\n")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.rst.gz").write_bytes(gzip.compress(b"five\n\nsix\n"))
+    (tmp_path / ".hidden").write_text("not this one")
+    (tmp_path / "a.txt.0123.partial").write_text("nor this one\n")
+    for name, content in (("picture.png", b"\x89PNG\xff\xff"), ("zeros.bin", bytes(10)), ("broken.gz", b"not gzip")):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "link.txt").symlink_to("nowhere")
+    items, skipped = read_text(tmp_path, "paragraph")
+    assert items == ["one\ntwo three", "four", "five", "six"]
+    assert read_text(tmp_path)[0] == ["one", "two three", "four", "five", "six"]
+    names = ("broken.gz", "link.txt", "picture.png", "zeros.bin")
+    assert all(any(name in reason for reason in skipped) for name in names)
+    assert as_json(capsys, "--text", tmp_path)["skipped"] == skipped
+    assert run("--text", tmp_path, "--items", "paragraph") == 0
+    assert "\nSkipped 4 files that are damaged or not text, such as " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected", "counted"),
+    [("whitespace", [2, 1], "words between spaces"), ("bytes", [6, 3], "bytes")],
+)
+def test_tokenizers_without_a_package(tokenizer, expected, counted):
+    lengths, words = count_tokens(["äb  c", "abc"], tokenizer)
+    assert (lengths.tolist(), words) == (expected, counted)
+
+
+def test_a_tokenizer_trained_on_the_text():
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    lengths, words = count_tokens(["the cat and the dog", "the dog", "€"] * 50, "bpe")
+    assert lengths.tolist()[:2] == [5, 2]
+    assert "byte-level BPE of " in words
+
+
+def test_a_tokenizer_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "?": 2}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?").save_pretrained(tmp_path)
+    lengths, words = count_tokens(["a b a", "a"], str(tmp_path))
+    assert (lengths.tolist(), words) == ([4, 2], str(tmp_path))
+
+
+def test_text_at_a_url(text, s3, capsys):
+    url = check_location("url", "s3://bucket/text")
+    write_file(url / text.name, text.read_bytes())
+    found, local = (as_json(capsys, "--text", place) for place in (url, text))
+    assert found["batchings"] == local["batchings"]
+
+
+# ---- what the command writes
+
+
+@pytest.mark.parametrize("is_terminal", [True, False, None])
+def test_bars_are_for_terminals(text, monkeypatch, capsys, is_terminal):
+    """None: standard error is closed, as in services."""
+    errors = io.StringIO()
+    errors.isatty = lambda: is_terminal
+    monkeypatch.setattr(sys, "stderr", None if is_terminal is None else errors)
+    assert run("--text", text) == 0
+    shown = errors.getvalue()
+    assert ("count tokens" in shown) == bool(is_terminal)
+    assert shown.rpartition("\r")[0].rpartition("\r")[2].strip() == ""  # cleared at the end
+    assert "budget used" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_not_an_error(text):
+    command = [sys.executable, "-m", "seqwarm_kernels", "padding", "--text", text]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+
+
+def test_a_figure(text, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path = tmp_path / "figure.png"
+    assert run("--text", text, "--figure", path) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "nothing.txt"], "no such file or folder: nothing.txt"),
+        (["--text", "bad.txt"], "bad.txt, line 1: invalid UTF-8"),
+        (["--text", "zero.txt"], "zero.txt, line 1: not text: it holds a NUL character"),
+        (["--text", "blank.txt"], "no text found in blank.txt"),
+        (["--text", "good.txt", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
+        (["--text", "good.txt", "--window", "-1"], "--window must be at least 1, got -1"),
+        (["--text", "good.txt", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--text", "good.txt", "--figure", "no/folder.png"], "--figure must be in an existing folder"),
+        (["--text", "good.txt", "--dtype", "uint16"], "--dtype needs --data, got --text"),
+        (["--data", "nothing.bin"], "no such file or folder: nothing.bin"),
+        (["--data", "train.bin"], "one of --end-token or --start-token or --document-ends must be given"),
+        (["--data", "train.bin", "--end-token", "7", "--column", "a"], "unexpected keyword argument 'column'"),
+        (["--data", "train.bin", "--end-token", "7", "--dtype", "float32"], "--dtype must be a NumPy dtype of ints"),
+        (["--data", "train.bin", "--end-token", "8"], "token 8 is not among"),
+    ],
+)
+def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {"bad": b"\xff", "zero": b"a\0", "blank": b"\n \n", "good": b"a b\nc\n"}.items():
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    write_flat(tmp_path, documents(30))
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("seqwarm padding: error: ")
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_an_unknown_tokenizer(text, capsys):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert run("--text", text, "--tokenizer", "./nowhere") == 2
+    assert "--tokenizer must be one of whitespace, bytes, bpe, or a name that trans" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("blocked", "arguments", "message"),
+    [
+        ("tokenizers", ["--tokenizer", "bpe"], 'pip install "tokenizers"'),
+        ("transformers", ["--tokenizer", "roberta-base"], 'pip install "transformers"'),
+        ("matplotlib", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
+    ],
+)
+def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments, message):
+    monkeypatch.setitem(sys.modules, blocked, None)
+    assert run("--text", text, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+# ---- data sets
+
+
+@pytest.fixture(params=["flat", "ends", "megatron", "mds", "parquet", "parquet file", "s3", "chunks"])
+def data_set(request, tmp_path):
+    """Options for a data set, and the lengths of its documents."""
+    made = documents(300)
+    lengths = [len(document) for document in made]
+    if request.param == "flat":
+        return [write_llm_c(tmp_path, made), "--end-token", END], lengths
+    if request.param == "ends":
+        np.save(tmp_path / "ends.npy", np.cumsum(lengths))
+        return [write_npy(tmp_path, made), "--document-ends", tmp_path / "ends.npy"], lengths
+    if request.param == "megatron":
+        return [write_megatron(tmp_path, made).with_suffix(".bin")], lengths
+    if request.param == "mds":
+        return [write_mds(tmp_path, made, encoding="bytes"), "--column", "tokens", "--dtype", "uint16"], lengths
+    path, texts = tmp_path / "chunks", ["a" * length for length in lengths]
+    if request.param.startswith("parquet"):
+        pytest.importorskip("pyarrow")
+        write_chunks(texts, path, 100, format="parquet", length_fn=len, progress=False)
+        if request.param == "parquet":  # of write_chunks, which says the column of lengths
+            return [path], lengths
+        return [*path.glob("*.parquet"), "--column", "text", "--length-column", "length"], lengths
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        path = f"s3://bucket/{tmp_path.name}"
+    write_chunks(texts, path, 100, length_fn=len, progress=False)
+    return [path], lengths
+
+
+def test_a_data_set(data_set, capsys):
+    options, lengths = data_set
+    found = as_json(capsys, "--data", *options, "--max-tokens", 400)
+    assert (found["items"], found["longest"], found["unit"]) == (300, max(lengths), "document")
+    assert found["batchings"][0]["tokens"] == sum(lengths)
+    assert found["paths"][0] == str(options[0])
+    assert run("--data", *options) == 0
+    out = capsys.readouterr().out
+    assert f"300 documents in {options[0]}" in out
+    assert f"read by {found['source']}.\n" in out
+    assert f"per document on average, {max(lengths)} at most" in out
+
+
+def test_parquet_files_of_text_without_lengths(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    write_chunks(["a"], tmp_path, format="parquet", progress=False)
+    assert run("--data", tmp_path) == 2
+    assert "call count_lengths, or " in capsys.readouterr().err
+
+
+def test_a_file_of_tokens_in_a_folder_that_cannot_be_written(tmp_path, capsys):
+    path, options = write_flat(tmp_path, documents(3)), ["--end-token", END]
+    index = tmp_path / f"train.bin.end_token-{END}.npz"
+    index.mkdir()
+    assert run("--data", path, *options) == 2
+    assert f"--index-folder must be a folder that can be written, got {tmp_path}" in capsys.readouterr().err
+    assert as_json(capsys, "--data", path, *options, "--index-folder", tmp_path / "indices")["items"] == 3
