@@ -94,7 +94,7 @@ CALLS = {
     ),
     "MDSSource": (
         data.MDSSource,
-        lambda folder: {**SHARED, "folders": mds(folder), "column": "tokens", "dtype": "uint16", "buffer_size": 2},
+        lambda folder: {**SHARED, "folders": mds(folder), "dtype": "uint16", "buffer_size": 2},
     ),
     "MegatronSource": (
         data.MegatronSource,
@@ -106,10 +106,9 @@ CALLS = {
     "PaddedCollator.__call__": (data.PaddedCollator(), lambda _: {"items": ITEMS}),
     "PieceDataset": (data.PieceDataset, lambda _: {"dataset": ITEMS, "cut": data.cut_item}),
     "ParquetSource": (
-        data.ParquetSource,
+        lambda **arguments: data.ParquetSource(**arguments, length_column="length"),
         lambda folder: (
-            {**SHARED, "paths": parquet(folder), "column": "text", "length_column": "length", "buffer_chunks": 1}
-            | {"with_lengths": True, "on_error": "raise"}
+            {**SHARED, "paths": parquet(folder), "buffer_chunks": 1, "with_lengths": True, "on_error": "raise"}
         ),
     ),
     "Prepare": (
@@ -136,8 +135,8 @@ CALLS = {
     ),
     "batch_state": (data.batch_state, lambda _: {"state_dict": sampler().state_dict()}),
     "count_lengths": (
-        data.count_lengths,
-        lambda folder: {"paths": parquet(folder), "length_fn": len, "column": "text"},
+        lambda **arguments: data.count_lengths(**arguments, length_fn=len, column="text"),
+        lambda folder: {"paths": parquet(folder)},
     ),
     "cut_item": (data.cut_item, lambda _: {"item": [1, 2, 3], "start": 1, "length": 2}),
     "progress_bar": (data.progress_bar, lambda _: {"batches": sampler(), "unit": "token", "total": 10}),

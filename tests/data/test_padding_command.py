@@ -408,9 +408,7 @@ def test_parquet_files_of_text_without_lengths(tmp_path, capsys):
     pytest.importorskip("pyarrow")
     write_chunks(["a"], tmp_path, format="parquet", progress=False)
     assert run("--data", tmp_path) == 2
-    message = (
-        f"{tmp_path / 'chunk-000000.parquet'} has none: call count_lengths, or name their column with --length-column"
-    )
+    message = f"{tmp_path / 'chunk-000000.parquet'} has no lengths: call count_lengths, or pass --length-column"
     assert message in capsys.readouterr().err
 
 

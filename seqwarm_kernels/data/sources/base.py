@@ -51,7 +51,9 @@ class BlockSource(ABC):
     and the epoch. Restoring reads the open block and nothing before it. Only the latest iterator is valid.
     """
 
-    def __init__(self, *, seed: int, shuffle: bool, infinite: bool, rank: int, world_size: int) -> None:
+    def __init__(
+        self, *, seed: int = 0, shuffle: bool = True, infinite: bool = False, rank: int = 0, world_size: int = 1
+    ) -> None:
         seed = check_int("seed", seed, minimum=0)
         check_bool("shuffle", shuffle)
         check_bool("infinite", infinite)
