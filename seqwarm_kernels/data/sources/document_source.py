@@ -26,17 +26,8 @@ class DocumentSource(BlockSource):
     A subclass opens its files after the settings are checked, and passes them to `_set_files`.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        shuffle: bool,
-        buffer_size: int,
-        infinite: bool,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
+    def __init__(self, *, buffer_size: int, **order: Any) -> None:
+        super().__init__(**order)
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
 
     def _set_files(self, files: Sequence[DocumentFile]) -> None:
