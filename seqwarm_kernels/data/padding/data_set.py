@@ -69,7 +69,7 @@ class DataSet:
             raise ValueError(f"{unknown} is not an option of {kind.source.__name__}, which reads {self.paths[0]}")
         if not kind.several and len(self.paths) > 1:
             raise ValueError(f"paths must be one folder of write_chunks, got {len(self.paths)} paths")
-        if kind is _PARQUET and "column" in given:
+        if "column" in given:
             given["column"] = [given["column"]]  # labels beside it do not matter here
         source = kind.source(self.paths if kind.several else self.paths[0], **{**implied, **given})
         self.token_kind = kind.token_kind
