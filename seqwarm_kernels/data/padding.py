@@ -183,6 +183,8 @@ def open_data_set(paths: PathLike | Iterable[PathLike], **options: Any) -> Any:
     """
     locations = check_locations("paths", paths, "the files or folders of a data set")
     first = locations[0]
+    if isinstance(options.get("column"), str):
+        options["column"] = [options["column"]]  # only lengths are read, so labels beside it do not matter
     if first.is_dir():
         if (first / MANIFEST).exists():
             manifest = Manifest.read(first)

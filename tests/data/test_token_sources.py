@@ -10,10 +10,8 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels.data import (
     BatchPlanner,
-    ChunkError,
     ItemDataset,
     LengthBatchStream,
-    MDSSource,
     MegatronSource,
     PackedCollator,
     PaddedCollator,
@@ -35,7 +33,6 @@ from .token_files import (
     numbers,
     write_flat,
     write_llm_c,
-    write_mds,
     write_megatron,
     write_npy,
 )
@@ -318,82 +315,6 @@ def test_a_multimodal_index(tmp_path):
     with prefix.with_suffix(".idx").open("ab") as file:
         file.write(bytes(len(DOCUMENTS)))
     assert_equal_documents(list(MegatronSource(prefix, shuffle=False)), DOCUMENTS)
-
-
-# ---- MDS
-
-
-OTHERS = {"a": "str", "id": "int", "z": "bytes"}, lambda number: {"a": "é" * (number % 5), "id": number, "z": b"\x01"}
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-@pytest.mark.parametrize("others", [None, OTHERS], ids=["alone", "other columns"])
-@pytest.mark.parametrize("encoding", ["bytes", "ndarray:uint16"])
-def test_columns_of_mds(tmp_path, encoding, others, compression):
-    folder = write_mds(tmp_path, DOCUMENTS, encoding=encoding, others=others, compression=compression)
-    source = MDSSource(folder, dtype="uint16", shuffle=False)
-    np.testing.assert_array_equal(source.lengths(), [len(document) for document in DOCUMENTS])
-    assert_equal_documents(list(source), DOCUMENTS)
-    assert next(iter(source)).dtype == np.uint16
-
-
-def test_compressed_shards_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    need_mds()
-    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
-    files = sorted(folder.iterdir())
-    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert_equal_documents(list(MDSSource(folder, shuffle=False)), DOCUMENTS)
-    assert sorted(folder.iterdir()) == files
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be decompressed: .*Not a directory"):
-        MDSSource(folder).lengths()
-
-
-def test_rows_of_one_length_and_long_rows(tmp_path):
-    """The length of an ndarray takes 0, 1, 2 or 4 bytes."""
-    need_mds()
-    rows = [np.full(64, number, np.int32) for number in range(100)]
-    source = MDSSource(write_mds(tmp_path, rows, encoding="ndarray:int32:64"), shuffle=False)
-    assert set(source.lengths()) == {64}
-    assert_equal_documents(list(source), rows)
-    lengths = [1, 127, 128, 255, 256, 257, 65_535, 65_536, 70_000]
-    rows = [np.zeros(length, np.int64) for length in lengths]
-    (tmp_path / "long").mkdir()
-    source = MDSSource(write_mds(tmp_path / "long", rows, encoding="ndarray:int64", size_limit=None), shuffle=False)
-    assert source.lengths().tolist() == lengths
-    assert_equal_documents(list(source), rows)
-
-
-def test_texts_of_mds(tmp_path):
-    need_mds()
-    texts = ["é" * length for length in range(1, 50)]
-    folder = write_mds(tmp_path, texts, encoding="str")
-    source = MDSSource(folder, shuffle=False)
-    assert list(source) == texts
-    assert source.lengths().tolist() == [2 * len(text) for text in texts]
-
-
-@pytest.mark.parametrize(
-    ("encoding", "settings", "message"),
-    [
-        ("bytes", {}, "dtype must be that of the tokens in column 'tokens' of .*, which holds bytes, got None"),
-        ("ndarray:uint16", {"column": "text"}, "column must be one of tokens of .*, got 'text'"),
-        ("ndarray:uint16", {"dtype": "int32"}, "dtype must be None or that of column 'tokens' of .* got int32"),
-        ("ndarray:uint16", {"column": 3}, "column must be a str, got int"),
-        ("ndarray", {}, "column must have the encoding bytes, .* got 'ndarray' for 'tokens' of"),
-        ("json", {}, "column must have the encoding bytes, .* got 'json' for 'tokens' of"),
-        ("ndarray:float32", {}, "column must have the encoding .* got 'ndarray:float32' for 'tokens' of"),
-    ],
-)
-def test_columns_that_do_not_fit(tmp_path, encoding, settings, message):
-    need_mds()
-    made = [document.astype(np.float32) for document in DOCUMENTS] if "float" in encoding else DOCUMENTS
-    made = [document.tolist() for document in made] if encoding == "json" else made
-    folder = write_mds(tmp_path, made[:10], encoding=encoding)
-    with pytest.raises((TypeError, ValueError), match=message):
-        MDSSource(folder, **settings)
 
 
 # ---- end to end

@@ -55,6 +55,14 @@ def write_index_json(folder, made):
     return write_mds(folder, made) / "index.json"
 
 
+def write_zipped_index(folder, made):
+    return write_mds(folder, made, compression="gz") / "index.json"
+
+
+def write_zipped_shard(folder, made):
+    return write_mds(folder, made, compression="zstd") / "shard.00001.mds.zstd"
+
+
 def write_shard(folder, made):
     return write_mds(folder, made) / "shard.00001.mds"
 
@@ -68,6 +76,8 @@ FILES = {
     "megatron bin": (write_bin, megatron),
     "mds index": (write_index_json, mds),
     "mds shard": (write_shard, mds),
+    "mds zipped index": (write_zipped_index, mds),
+    "mds zipped shard": (write_zipped_shard, mds),
 }
 
 
@@ -95,6 +105,8 @@ def test_damaged_bytes(data_set, examples):
 
     def check(example):
         path.write_bytes(example)
+        for unpacked in path.parent.glob("*.mds") if "zstd" in path.name else ():
+            unpacked.unlink()
         refusal = refusal_of(lambda: read(path, source))
         assert refusal is None or str(path.parent) in refusal
         if len(example) < len(content) and source is not flat:
@@ -130,7 +142,7 @@ def test_a_file_that_is_missing_empty_or_a_folder(data_set):
 
 def test_a_file_that_is_cut_while_it_is_read(data_set):
     path, source = data_set
-    if path.suffix in (".idx", ".json"):
+    if path.suffix in (".idx", ".json", ".zstd"):
         return  # read at the beginning
     opened = source(path)
     opened.lengths()

@@ -1,19 +1,23 @@
-"""Columns of Parquet files: texts or lists of tokens, and their lengths. Needs pyarrow. Errors name the row group."""
+"""Parquet files: columns of texts or lists of ints, and their lengths. Needs pyarrow. Errors name the row group."""
 
 from __future__ import annotations
 
+import hashlib
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...utils.checks import needs
-from .lengths import MAX_LENGTH
-from .reader import ChunkError, reason_of
-from .remote import AnyPath, RemotePath, file_size, open_file, read_range
+from .columns import Columns, check_no_labels, names_of
+from .reader import ChunkError
+from .remote import AnyPath, file_size, open_file, read_range
 from .transfers import with_retries
 
 T = TypeVar("T")
@@ -26,186 +30,164 @@ TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
 _END = 2**16  #: bytes at the end of a file whose checksum tells its versions apart
 
 
-class Footer(NamedTuple):
-    rows: tuple[int, ...]  #: number of rows of each row group
-    bytes: int  #: size of the file, as a change of its items is likely to show
-    column: str  #: the column of items
-    holds_tokens: bool  #: the items are lists of tokens, not texts
-
-
 def check_pyarrow() -> None:
     """Raise an ImportError that says what to install, if Parquet files cannot be read."""
     with needs("Parquet files need pyarrow", "seqwarm_kernels[parquet]"):
         import pyarrow.parquet  # noqa: F401
 
 
-def read_footer(path: AnyPath, column: str | None, length_column: str | None) -> Footer:
-    """Read what the file's end says about its row groups, and check the columns.
+@dataclass(frozen=True)
+class ParquetFile:
+    """What the end of a file says. Values of rows are read a row group at a time, and errors are `ChunkError`s."""
+
+    path: AnyPath
+    rows: tuple[int, ...]  #: number of rows of each row group
+    bytes: int  #: size of the file, as a change of its items is likely to show
+    column: Columns
+    kinds: dict[str, str]  #: name of a column of items -> "text", or "tokens", which are lists of ints
+
+    def items(self, group: int, length_column: str | None = None) -> tuple[list[Any], NDArray[np.int64] | None]:
+        """The items of a row group: strings or NumPy arrays, or dicts of these.
+
+        Returns:
+            The items. Their lengths in `length_column`, or those of the arrays in the first column, (items,) int64;
+            None for text without a column of lengths.
+        """
+        columns = self._read(group, [*self.kinds, *([length_column] if length_column else [])], length_column)
+        lengths = _lengths(columns[length_column or self.first]) if length_column or not self.holds_text else None
+        values = [_values(columns[name]) for name in self.kinds]
+        if isinstance(self.column, str):
+            return values[0], lengths
+        return [dict(zip(self.kinds, row, strict=True)) for row in zip(*values, strict=True)], lengths
+
+    def lengths(self, group: int, length_column: str | None) -> NDArray[np.int64]:
+        """The lengths of a row group in a column, or those of the lists in its first column, (items,) int64."""
+        name = length_column or self.first
+        return _lengths(self._read(group, [name], length_column)[name])
+
+    @property
+    def first(self) -> str:
+        """The column that tells lengths."""
+        return next(iter(self.kinds))
+
+    @property
+    def holds_text(self) -> bool:
+        return self.kinds[self.first] == "text"
+
+    def _read(self, group: int, names: Sequence[str], length_column: str | None) -> dict[str, Any]:
+        """Columns without nulls, that of lengths as uint32."""
+
+        def read(file: Any) -> dict[str, Any]:
+            import pyarrow as pa
+
+            table = file.read_row_group(group, columns=names)
+            table.validate(full=True)
+            if len(table) != self.rows[group]:
+                raise ValueError(f"{len(table)} rows, the footer said {self.rows[group]}")
+            columns = {name: table.column(name).combine_chunks() for name in names}
+            for name, column in columns.items():
+                nulls = column.null_count + (column.flatten().null_count if _is_list_of_ints(column.type) else 0)
+                if nulls:
+                    raise ValueError(f"column {name!r} has {nulls} nulls")
+            if length_column is not None:
+                columns[length_column] = columns[length_column].cast(pa.uint32())
+            return columns
+
+        return _read(self.path, f"row group {group}", read)
+
+    @cached_property
+    def lengths_path(self) -> AnyPath:
+        """Where `count_lengths` keeps the lengths. A file with other row groups, of another size or with other last
+        64 KiB has another path. Other changes are not noticed.
+        """
+        try:  # the footer alone does not change if rows of an uncompressed row group change their places
+            end = zlib.crc32(read_range(self.path, max(0, self.bytes - _END), self.bytes))
+        except OSError as error:
+            raise ChunkError(self.path, None, f"cannot be read: {error}") from error
+        version = hashlib.sha256(repr((self.rows, self.bytes, end)).encode()).hexdigest()[:8]
+        columns = ",".join(quote(name, safe="") for name in self.kinds)
+        return self.path.with_name(f"{self.path.name[: -len(SUFFIX)]}.{columns}.{version}.lengths.npy")
+
+
+def open_parquet(path: AnyPath, column: Columns | None, length_column: str | None) -> ParquetFile:
+    """Read the end of a file, and check the columns.
 
     Args:
-        column: the column of items. None: the only column besides "length" and `length_column`.
+        column: the columns of items. None: the only column besides "length" and `length_column`.
 
     Raises:
         ChunkError: The file is missing, damaged, truncated or not Parquet, or has other columns.
     """
 
-    def read(opened: Any) -> tuple[Any, Any, int]:
-        return opened.schema_arrow, opened.metadata, file_size(path)
+    def read(opened: Any) -> ParquetFile:
+        schema = opened.schema_arrow
+        found = column or _only_column(schema.names, length_column)
+        for argument, name in [*(("column", each) for each in names_of(found)), ("length_column", length_column)]:
+            if name is not None and schema.get_field_index(name) < 0:
+                raise ValueError(f"{argument} must be one of the file's {', '.join(schema.names)}, got {name!r}")
+        kinds = {name: _kind(schema.field(name)) for name in names_of(found)}
+        if isinstance(found, str) and kinds[found] == "tokens":
+            check_no_labels(found, [field.name for field in schema if _is_list_of_ints(field.type)])
+        # In a damaged file a column of a row group may abort the process, so none is asked for its size.
+        groups = range(opened.metadata.num_row_groups)
+        rows = tuple(opened.metadata.row_group(number).num_rows for number in groups)
+        return ParquetFile(path, rows, file_size(path), found, kinds)
 
-    schema, metadata, size = _read(path, "the footer", read)
-    found = _column_of(path, schema, column, length_column)
-    kind = schema.field(found).type
-    if length_column is not None:
-        _check_column(path, schema, "length_column", length_column)
-        if not _is_int(schema.field(length_column).type):
-            raise ChunkError(
-                path, None, f"column {length_column!r} must hold ints, got {schema.field(length_column).type}"
-            )
-    if not (_is_text(kind) or _is_tokens(kind)):
-        raise ChunkError(path, None, f"column {found!r} must hold text or lists of ints, got {kind}")
-    # In a damaged file a column of a row group may abort the process, so none is asked for its size.
-    rows = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-    return Footer(rows, size, found, not _is_text(kind))
-
-
-def checksum_of_end(path: AnyPath, footer: Footer) -> int:
-    """The checksum of the last 64 KiB of a file: its footer, and the last values before it.
-
-    The footer alone does not change if rows of an uncompressed row group change their places.
-
-    Raises:
-        ChunkError: The file cannot be read.
-    """
-    with _naming(path, "the footer"):
-        return zlib.crc32(read_range(path, max(0, footer.bytes - _END), footer.bytes))
-
-
-def read_items(
-    path: AnyPath, footer: Footer, group: int, length_column: str | None = None
-) -> tuple[list[Any], NDArray[np.int64] | None]:
-    """Read the items of a row group, strings or NumPy arrays of tokens, and their lengths.
-
-    Returns:
-        The items, and the lengths of `length_column` or of the arrays, (items,) int64. None for text without a column.
-
-    Raises:
-        ChunkError: The row group cannot be read, has other rows than `footer` says, or an item or length is invalid.
-    """
-    names = [footer.column] if length_column is None else [footer.column, length_column]
-    values, *lengths = _read_columns(path, footer, group, names)
-    stored = _checked_lengths(path, group, lengths[0]) if lengths else None
-    if not footer.holds_tokens:
-        with _naming(path, f"row group {group}"):
-            return values.to_pylist(), stored
-    tokens = values.flatten()
-    if tokens.null_count:
-        raise ChunkError(path, None, f"row group {group}: a token of column {footer.column!r} is null")
-    counts, flat = _list_lengths(values), tokens.to_numpy()
-    ends = np.cumsum(counts).tolist()
-    items = [flat[end - count : end].copy() for end, count in zip(ends, counts.tolist(), strict=True)]
-    return items, counts if stored is None else stored
-
-
-def read_stored_lengths(path: AnyPath, footer: Footer, group: int, length_column: str | None) -> NDArray[np.int64]:
-    """Read the lengths of a row group from a column, or those of its lists of tokens, (items,) int64.
-
-    Raises:
-        ChunkError: The row group cannot be read, or a length is invalid.
-    """
-    (values,) = _read_columns(path, footer, group, [length_column or footer.column])
-    return _list_lengths(values) if length_column is None else _checked_lengths(path, group, values)
-
-
-def _checked_lengths(path: AnyPath, group: int, values: Any) -> NDArray[np.int64]:
-    lengths = values.to_numpy()
-    for length in (lengths.min(initial=0), lengths.max(initial=0)):
-        if not 0 <= length <= MAX_LENGTH:
-            raise ChunkError(path, None, f"row group {group}: lengths must be from 0 to {MAX_LENGTH}, got {length}")
-    return np.asarray(lengths, dtype=np.int64)
-
-
-def _read_columns(path: AnyPath, footer: Footer, group: int, columns: list[str]) -> list[Any]:
-    def read(opened: Any) -> list[Any]:
-        table = opened.read_row_group(group, columns=columns)
-        table.validate(full=True)
-        return [table.column(name).combine_chunks() for name in columns]
-
-    found = _read(path, f"row group {group}", read)
-    for name, values in zip(columns, found, strict=True):
-        if len(values) != footer.rows[group]:
-            problem = f"row group {group}: {len(values)} rows, its footer said {footer.rows[group]}"
-            raise ChunkError(path, None, problem)
-        if values.null_count:
-            row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-            raise ChunkError(path, None, f"row group {group}, row {row}: column {name!r} is null")
-    return found
+    return _read(path, "the footer", read)
 
 
 def _read(path: AnyPath, place: str, read: Callable[[Any], T]) -> T:
     """Call `read` with the opened file. A file at a URL is opened again after an error that may pass."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     def opened() -> T:
         with open_file(path) as file:
             return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
 
-    with _naming(path, place):
-        return with_retries(opened) if isinstance(path, RemotePath) else opened()
-
-
-def _list_lengths(values: Any) -> NDArray[np.int64]:
-    import pyarrow.compute as pc
-
-    return np.asarray(pc.list_value_length(values).to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-@contextmanager
-def _naming(path: AnyPath, place: str) -> Iterator[None]:
-    """Errors of reading name the file and the place."""
-    import pyarrow
-
     try:
-        yield
+        return opened() if isinstance(path, Path) else with_retries(opened)
     except FileNotFoundError as error:
-        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
+        raise ChunkError(path, None, f"cannot be read: {error.strerror}") from error
+    except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ChunkError(path, None, f"{place}: cannot be read: {reason}") from error
+        raise ChunkError(path, None, f"{place}: {reason}") from error
 
 
-def _column_of(path: AnyPath, schema: Any, column: str | None, length_column: str | None) -> str:
-    if column is not None:
-        _check_column(path, schema, "column", column)
-        return column
-    candidates = [name for name in schema.names if name not in (LENGTH_COLUMN, length_column)]
+def _only_column(names: Sequence[str], length_column: str | None) -> str:
+    candidates = [name for name in names if name not in (LENGTH_COLUMN, length_column)]
     if len(candidates) != 1:
-        raise ChunkError(
-            path, None, f"column must name the column of items, one of {', '.join(schema.names) or 'none'}"
-        )
-    return str(candidates[0])
+        raise ValueError(f"column must name the columns of items, the file has {', '.join(names)}")
+    return candidates[0]
 
 
-def _check_column(path: AnyPath, schema: Any, argument: str, name: str) -> None:
-    if schema.names.count(name) != 1:
-        raise ChunkError(path, None, f"{argument} must be one of the file's {', '.join(schema.names)}, got {name!r}")
-
-
-def _is_text(kind: Any) -> bool:
+def _kind(field: Any) -> str:
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    if _is_list_of_ints(field.type):
+        return "tokens"
+    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "text"
+    raise ValueError(f"column {field.name!r} must hold text or lists of ints, got {field.type}")
 
 
-def _is_tokens(kind: Any) -> bool:
+def _is_list_of_ints(kind: Any) -> bool:
     from pyarrow import types
 
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(is_list and _is_int(kind.value_type))
+    return bool(is_list and (types.is_integer(kind.value_type) or types.is_boolean(kind.value_type)))
 
 
-def _is_int(kind: Any) -> bool:
-    from pyarrow import types
+def _values(column: Any) -> list[Any]:
+    """Strings, or arrays. These are copied, so that an item that is kept does not keep its row group in memory."""
+    if not _is_list_of_ints(column.type):
+        return list(column.to_pylist())
+    return [array.copy() for array in column.to_numpy(zero_copy_only=False)]
 
-    return bool(types.is_integer(kind))
+
+def _lengths(column: Any) -> NDArray[np.int64]:
+    """The values of a column of lengths, or the lengths of lists."""
+    import pyarrow.compute as pc
+
+    return np.asarray(pc.list_value_length(column) if _is_list_of_ints(column.type) else column, dtype=np.int64)

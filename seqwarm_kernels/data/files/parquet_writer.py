@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .lengths import check_lengths, count_length
-from .parquet import LENGTH_COLUMN, TEXT_COLUMN, TOKENS_COLUMN, read_footer, read_items
+from .parquet import LENGTH_COLUMN, TEXT_COLUMN, TOKENS_COLUMN, open_parquet
 from .reader import ChunkError
 from .remote import AnyPath, write_file
 
@@ -35,15 +35,15 @@ def _exists(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int]
         return False
     length_column = None if length_fn is None else LENGTH_COLUMN
     try:
-        footer = read_footer(path, None, length_column)
-        found, lengths = read_items(path, footer, 0, length_column)
+        file = open_parquet(path, None, length_column)
+        found, lengths = file.items(0, length_column)
     except ChunkError:
         return False
     if len(found) != len(items) or not all(map(_same, found, items)):
         raise ValueError(f"{path} holds other items than these; write them into another folder")
     if length_fn is not None and lengths is not None:
         check_lengths(path, items, lengths, length_fn)
-    return footer.column in (TEXT_COLUMN, TOKENS_COLUMN)
+    return file.column in (TEXT_COLUMN, TOKENS_COLUMN)
 
 
 def _same(stored: Any, item: Any) -> bool:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..batch_planning.plan import IntArray
-from ..files import parquet
 from ..files.lengths import check_lengths, read_lengths, read_some_lengths, write_lengths
-from ..files.parquet_files import ParquetFile, RowGroup, find_parquet_files, read_footers
+from ..files.parquet_files import open_parquet_files
 from ..files.reader import ChunkError
-from ..files.remote import PathLike, RemotePath
+from ..files.remote import PathLike
 from ..files.transfers import read_ahead
-from .base import fingerprint
+from .base import check_locations, fingerprint
 from .chunked_source import ChunkedSource
 
 _THREADS = 16
+_WANTED = "folders or .parquet files"
 
 
 class ParquetSource(ChunkedSource):
-    """The items of a column of Parquet files: texts, or lists of tokens as NumPy arrays.
+    """The rows of Parquet files: texts or lists of tokens from one column, or dicts from several.
 
     The row groups are shuffled, and the items inside each buffer of `buffer_chunks` row groups. Restoring reads the row
     groups of one buffer. The ranks read different row groups. Their number per rank differs by at most one. The footers
@@ -32,10 +32,12 @@ class ParquetSource(ChunkedSource):
     Args:
         paths: .parquet files, or folders that are searched for such files, in order; or one of them. Each may be a URL
             of fsspec, such as s3://bucket/folder; the row groups are then read ahead, one buffer at most.
-        column: the column of items, of text or lists of ints. None: the only column besides "length" and
+        column: a column of text, or of lists of ints, which become NumPy arrays. A list of columns: items are dicts,
+            such as {"input_ids": ..., "labels": ...} for the collators. A column of tokens that has labels or a mask of
+            the loss beside it is an error, unless it is in a list. None: the only column besides "length" and
             `length_column`.
         length_column: the column of the items' lengths in tokens, for `with_lengths` and `lengths`. None: lengths that
-            `count_lengths` has written, else the lengths of the lists of tokens.
+            `count_lengths` has written, else the lengths of the lists in the first column.
         buffer_chunks: number of row groups that are in memory together and whose items are mixed.
         with_lengths: yield (item, length).
         on_error: what to do about a file or row group that is missing, damaged, or has other columns. "raise" raises
@@ -44,17 +46,15 @@ class ParquetSource(ChunkedSource):
         order: the options of `Order`.
 
     Raises:
-        TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
         ValueError: `paths` has fewer row groups than ranks, no files, a file twice, also as one of a folder, or a file
-            with another suffix; there are no lengths for `with_lengths`; or a setting is out of range. A `ChunkError`
-            names the file.
+            with another suffix; or there are no lengths for `with_lengths`. A `ChunkError` names the file.
         ImportError: pyarrow is missing.
     """
 
     def __init__(
         self,
         paths: PathLike | Iterable[PathLike],
-        column: str | None = None,
+        column: str | Iterable[str] | None = None,
         *,
         length_column: str | None = None,
         buffer_chunks: int = 1,
@@ -62,40 +62,31 @@ class ParquetSource(ChunkedSource):
         on_error: str = "raise",
         **order: Any,
     ) -> None:
-        check_column("column", column)
-        check_column("length_column", length_column)
         self._length_column = length_column
-        files, skipped = read_footers(find_parquet_files(paths), column, length_column, on_error)
-        self._files = [file for file in files if file.rows]
-        self._groups = [group for file in self._files for group in file.row_groups()]
-        if not self._groups:
-            raise ValueError(f"paths must hold items, the files have none, such as {files[0].path}")
+        locations = check_locations("paths", paths, _WANTED)
+        files, skipped = open_parquet_files(locations, column, length_column, on_error)
+        self._files = [file for file in files if sum(file.rows)]
+        self._groups = [(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
         super().__init__(
             buffer_chunks=buffer_chunks,
             with_lengths=with_lengths,
             on_error=on_error,
             num_chunks=len(self._groups),
-            reads_ahead=any(isinstance(file.path, RemotePath) for file in files),
+            reads_ahead=not all(isinstance(file.path, Path) for file in files),
             **order,
         )
         self.skipped |= skipped
-        if with_lengths:
-            self._check_has_lengths("with_lengths")
-        self._fingerprint = fingerprint([(file.path.name, file.footer.rows, file.footer.bytes) for file in files])
+        self._are_beside = with_lengths and self._lengths_are_beside()
+        self._fingerprint = fingerprint([(file.path.name, file.rows, file.bytes) for file in files])
 
-    @cached_property
     def _lengths_are_beside(self) -> bool:
-        """Texts without a column of lengths need those of `count_lengths`. Lists of tokens can do without them."""
+        """Whether `count_lengths` has written the lengths. Else a column or lists of tokens must tell them."""
+        if self._length_column is not None:
+            return False
         first = self._files[0]
-        return self._length_column is None and (not first.footer.holds_tokens or first.lengths_path.exists())
-
-    def _check_has_lengths(self, user: str) -> None:
-        first = self._files[0]
-        if self._lengths_are_beside and not first.lengths_path.exists():
-            raise ValueError(
-                f"{user} needs lengths, {first.path} has none: call count_lengths, or name their column with "
-                "length_column"
-            )
+        if first.holds_text and not first.lengths_path.exists():
+            raise ValueError(f"{first.path} has no lengths: call count_lengths, or pass length_column")
+        return first.lengths_path.exists()
 
     def lengths(self) -> IntArray:
         """The number of tokens of each item of all ranks, in the order of the files, (items,) int64.
@@ -106,35 +97,35 @@ class ParquetSource(ChunkedSource):
             ValueError: There are no lengths.
             ChunkError: Lengths of a file are missing or cannot be read.
         """
-        self._check_has_lengths("lengths()")
-        if self._lengths_are_beside:
-            found = read_ahead(lambda file: read_lengths(file.lengths_path, file.rows), self._files, _THREADS)
+        if self._lengths_are_beside():
+            found = read_ahead(lambda file: read_lengths(file.lengths_path, sum(file.rows)), self._files, _THREADS)
         else:
-            found = read_ahead(self._read_stored_lengths, self._groups, _THREADS)
+            found = read_ahead(lambda group: group[0].lengths(group[1], self._length_column), self._groups, _THREADS)
         return np.concatenate([*found])
 
-    def _read_stored_lengths(self, group: RowGroup) -> IntArray:
-        return parquet.read_stored_lengths(group.file.path, group.file.footer, group.number, self._length_column)
-
     def _load(self, chunk: int) -> list[Any]:
-        file, number, *rows = self._groups[chunk]
-        length_column = self._length_column if self.with_lengths else None
-        items, lengths = parquet.read_items(file.path, file.footer, number, length_column)
-        if self.with_lengths and self._lengths_are_beside:
-            lengths = read_some_lengths(file.lengths_path, file.rows, *rows)
-        return list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items  # type: ignore[union-attr]
+        file, number = self._groups[chunk]
+        items, lengths = file.items(number, self._length_column if self.with_lengths else None)
+        if not self.with_lengths:
+            return items
+        if self._are_beside:
+            first = sum(file.rows[:number])
+            lengths = read_some_lengths(file.lengths_path, sum(file.rows), first, first + len(items))
+        assert lengths is not None
+        return list(zip(items, lengths.tolist(), strict=True))
 
     def _name_of(self, chunk: int) -> str:
-        group = self._groups[chunk]
-        return f"{group.file.path}, row group {group.number}"
+        file, number = self._groups[chunk]
+        return f"{file.path}, row group {number}"
 
     def _configuration(self) -> dict[str, Any]:
-        column = self._files[0].footer.column
-        return {**super()._configuration(), "column": column, "files": self._fingerprint}
+        column = self._files[0].column
+        as_json = column if isinstance(column, str) else list(column)
+        return {**super()._configuration(), "column": as_json, "files": self._fingerprint}
 
 
 def count_lengths(
-    paths: PathLike | Iterable[PathLike], length_fn: Callable[[Any], int], column: str | None = None
+    paths: PathLike | Iterable[PathLike], length_fn: Callable[[Any], int], column: str | Iterable[str] | None = None
 ) -> None:
     """Count the tokens of each item of Parquet files once, and keep the lengths in a file beside each.
 
@@ -147,30 +138,17 @@ def count_lengths(
         length_fn: counts an item's tokens.
 
     Raises:
-        TypeError: `paths` is neither a path nor a list of paths, or `length_fn` is not a function.
         ValueError: there are no files, one is named twice or cannot be read, or `length_fn` returns something else than
             a length, or another one than was counted before.
     """
-    if not callable(length_fn):
-        raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")
-    check_column("column", column)
-    files, _ = read_footers(find_parquet_files(paths), column, None, "raise")
+    files, _ = open_parquet_files(check_locations("paths", paths, _WANTED), column, None, "raise")
     for file in files:
-        if file.rows:
-            _count_lengths(file, length_fn)
-
-
-def _count_lengths(file: ParquetFile, length_fn: Callable[[Any], int]) -> None:
-    items = (parquet.read_items(file.path, file.footer, group.number)[0] for group in file.row_groups())
-    target = file.lengths_path
-    try:
-        counted = read_lengths(target, file.rows)
-    except ChunkError:
-        write_lengths(target, chain.from_iterable(items), length_fn)
-    else:
-        check_lengths(target, next(items), counted, length_fn, f"delete {target} to count again")
-
-
-def check_column(name: str, value: object) -> None:
-    if not isinstance(value, (str, type(None))):
-        raise TypeError(f"{name} must be the name of a column, got {type(value).__name__}")
+        if not (groups := [number for number, rows in enumerate(file.rows) if rows]):
+            continue
+        items, target = (file.items(number)[0] for number in groups), file.lengths_path
+        try:
+            counted = read_lengths(target, sum(file.rows))
+        except ChunkError:
+            write_lengths(target, chain.from_iterable(items), length_fn)
+        else:
+            check_lengths(target, next(items), counted, length_fn, f"delete {target} to count again")

@@ -1,0 +1,246 @@
+"""Shards in MosaicML's MDS format: columns, lengths, compressed shards, merged indices, and a wrong dtype."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from seqwarm_kernels.data import ChunkError, MDSSource, PaddedCollator, cut_item
+
+from .token_files import documents, need_mds, write_mds
+
+DOCUMENTS = documents(300)
+OTHERS = {"a": "str", "id": "int", "z": "bytes"}, lambda number: {"a": "é" * (number % 5), "id": number, "z": b"\x01"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def streaming():
+    need_mds()
+
+
+def same(found, expected):
+    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("others", [None, OTHERS], ids=["alone", "other columns"])
+@pytest.mark.parametrize("encoding", ["bytes", "ndarray:uint16"])
+def test_columns(tmp_path, encoding, others):
+    source = MDSSource(write_mds(tmp_path, DOCUMENTS, encoding=encoding, others=others), dtype="uint16", shuffle=False)
+    np.testing.assert_array_equal(source.lengths(), list(map(len, DOCUMENTS)))
+    assert same(list(source), DOCUMENTS)
+    assert next(iter(source)).dtype == np.uint16
+
+
+@pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd", "zstd:19"])
+def test_compressed_shards(tmp_path, compression):
+    folder = write_mds(tmp_path, DOCUMENTS, compression=compression)
+    source = MDSSource(folder, shuffle=False)
+    assert same(list(source), DOCUMENTS)
+    shards = json.loads((folder / "index.json").read_text())["shards"]
+    assert all(
+        (folder / shard["raw_data"]["basename"]).stat().st_size == shard["raw_data"]["bytes"] for shard in shards
+    )
+
+
+def test_compressed_shards_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
+    files = sorted(folder.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert same(list(MDSSource(folder, shuffle=False)), DOCUMENTS)
+    assert sorted(folder.iterdir()) == files
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be unpacked: .*Not a directory"):
+        MDSSource(folder).lengths()
+
+
+def rewritten(folder, change):
+    """Change the entries of an index."""
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    change(index["shards"])
+    path.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
+@pytest.mark.parametrize("wrong", [-1, 1])
+def test_a_shard_that_unpacks_to_another_size(tmp_path, compression, wrong):
+    """It was written whole under its final name, and every later run refused it."""
+    folder = write_mds(tmp_path, [np.zeros(2**20, np.uint16)], compression=compression, size_limit=None)
+    files = sorted(folder.iterdir())
+
+    def change(shards):
+        shards[0]["raw_data"]["bytes"] = 34 if wrong < 0 else shards[0]["raw_data"]["bytes"] + 1
+
+    right = (folder / "index.json").read_text()
+    rewritten(folder, change)
+    for use in (list, lambda source: source.lengths()):
+        with pytest.raises(ChunkError, match=rf"shard\.00000\.mds\.{compression}: .*bytes.* index.json"):
+            use(MDSSource(folder))
+    assert sorted(folder.iterdir()) == files
+    (folder / "index.json").write_text(right)
+    assert MDSSource(folder).lengths().tolist() == [2**20]
+
+
+def test_rows_of_one_length_and_long_rows(tmp_path):
+    """The length of an ndarray takes 0, 1, 2 or 4 bytes."""
+    rows = [np.full(64, number, np.int32) for number in range(100)]
+    source = MDSSource(write_mds(tmp_path, rows, encoding="ndarray:int32:64"), shuffle=False)
+    assert set(source.lengths()) == {64}
+    assert same(list(source), rows)
+    lengths = [1, 127, 128, 255, 256, 257, 65_535, 65_536, 70_000]
+    rows = [np.zeros(length, np.int64) for length in lengths]
+    (tmp_path / "long").mkdir()
+    source = MDSSource(write_mds(tmp_path / "long", rows, encoding="ndarray:int64", size_limit=None), shuffle=False)
+    assert source.lengths().tolist() == lengths
+    assert same(list(source), rows)
+
+
+def test_texts(tmp_path):
+    texts = ["é" * length for length in range(50)]
+    for number, others in enumerate((None, OTHERS)):
+        (tmp_path / str(number)).mkdir()
+        source = MDSSource(write_mds(tmp_path / str(number), texts, encoding="str", others=others), shuffle=False)
+        assert list(source) == texts
+        assert source.lengths().tolist() == [2 * len(text) for text in texts]
+
+
+def test_labels_are_read_with_their_tokens(tmp_path):
+    labels = [[-100] * len(tokens[:3]) + tokens[3:].tolist() for tokens in DOCUMENTS]
+    others = {"labels": "ndarray:int64"}, lambda number: {"labels": np.array(labels[number])}
+    folder = write_mds(tmp_path, DOCUMENTS, others=others)
+    with pytest.raises(ValueError, match=r"column must name 'labels' beside 'tokens', or be \['tokens'\]"):
+        MDSSource(folder)
+    assert same([item["tokens"] for item in MDSSource(folder, column=["tokens"], shuffle=False)], DOCUMENTS)
+    source = MDSSource(folder, column=["tokens", "labels"], shuffle=False)
+    items = list(source)
+    assert same([item["tokens"] for item in items], DOCUMENTS)
+    assert same([item["labels"] for item in items], labels)
+    assert source.lengths().tolist() == list(map(len, DOCUMENTS))
+    item = {"input_ids": items[7]["tokens"], "labels": items[7]["labels"]}
+    assert PaddedCollator()([cut_item(item, 2, 3)])["labels"].tolist() == [labels[7][2:5]]
+
+
+# ---- the dtype of bytes
+
+
+def of_bytes(folder, made):
+    folder.mkdir()
+    return write_mds(folder, made, encoding="bytes")
+
+
+VOCABULARIES = {
+    "a few": lambda count: np.arange(count) % 3 + 1,
+    "GPT-2": lambda count: np.random.RandomState(count).randint(0, 50_257, count),
+    "Llama 3": lambda count: np.random.RandomState(count).randint(0, 128_256, count),
+    "Gemma": lambda count: np.random.RandomState(count).randint(0, 262_144, count),
+    "labels": lambda count: np.where(np.arange(count) < 2, -100, 50_256),
+}
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("stored", ["uint16", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("lengths", [[3], [5, 2, 9, 1, 14], [512] * 3], ids=["one", "several", "rows"])
+def test_the_dtype_of_bytes(tmp_path, vocabulary, stored, lengths):
+    """Tokens of 32 or 64 bits that were read as those of 16 are served with zeros between them."""
+    made = [VOCABULARIES[vocabulary](length) for length in lengths]
+    if max(map(np.max, made)) > np.iinfo(stored).max or min(map(np.min, made)) < np.iinfo(stored).min:
+        return
+    made = [document.astype(stored) for document in made]
+    folder = of_bytes(tmp_path / "a", made)
+    assert same(list(MDSSource(folder, dtype=stored, shuffle=False)), made)
+    assert MDSSource(folder, dtype=stored).lengths().tolist() == lengths
+    width = np.dtype(stored).itemsize
+    for narrow in ("uint16", "int16", "int32", "uint32"):
+        if np.dtype(narrow).itemsize < width:
+            for use in (list, lambda source: source.lengths()):
+                source = MDSSource(folder, dtype=narrow)
+                with pytest.raises(
+                    ValueError, match=rf"dtype must be int{8 * width} for column 'tokens' .* got {narrow}"
+                ):
+                    use(source)
+                with pytest.raises(ValueError, match="dtype must be"):  # and not at the first time only
+                    use(source)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_right_dtypes_are_taken(tmp_path, seed):
+    """Also tokens of small vocabularies, of padded rows, and of even lengths."""
+    random = np.random.RandomState(seed)
+    vocabulary = int(random.choice([2, 4, 8, 256, 50_257]))
+    made = [random.randint(0, vocabulary, 2 * random.randint(1, 50)).astype(np.uint16) for _ in range(20)]
+    made = [np.append(document, np.zeros(2 * random.randint(20), np.uint16)) for document in made]
+    made.append(np.array([1, 1], np.uint16))
+    assert same(list(MDSSource(of_bytes(tmp_path / "a", made), dtype="uint16", shuffle=False)), made)
+    if vocabulary <= 256:
+        narrow = [document.astype(np.uint8) for document in made]
+        assert same(list(MDSSource(of_bytes(tmp_path / "b", narrow), dtype="uint8", shuffle=False)), narrow)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "settings", "message"),
+    [
+        ("bytes", {}, "dtype must be that of the tokens in column 'tokens' of .*, which holds bytes, got None"),
+        ("ndarray:uint16", {"column": "text"}, "column must be one of tokens of .*, got 'text'"),
+        ("ndarray:uint16", {"dtype": "int32"}, "dtype must be uint16 for column 'tokens' of .*, got int32"),
+        ("ndarray", {}, "column 'tokens' of .* must hold bytes, .* got ndarray"),
+        ("json", {}, "column 'tokens' of .* must hold bytes, .* got json"),
+        ("ndarray:float32", {}, "column 'tokens' of .* must hold bytes, .* got ndarray:float32"),
+    ],
+)
+def test_columns_that_do_not_fit(tmp_path, encoding, settings, message):
+    made = [document.astype(np.float32) for document in DOCUMENTS] if "float" in encoding else DOCUMENTS
+    made = [document.tolist() for document in made] if encoding == "json" else made
+    folder = write_mds(tmp_path, made[:10], encoding=encoding)
+    with pytest.raises(ValueError, match=message):
+        MDSSource(folder, **settings)
+
+
+# ---- merged indices
+
+
+def merged(folder, parts, **options):
+    """Parts in folders, and an index of all of them, as mosaicml-streaming makes it."""
+    from streaming.base.util import merge_index
+
+    for number, part in enumerate(parts):
+        (folder / f"part{number}").mkdir(parents=True)
+        write_mds(folder / f"part{number}", part, **options).rename(folder / str(number))
+    merge_index(str(folder), keep_local=True)
+    return folder
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_merged_index(tmp_path, compression, monkeypatch):
+    folder = merged(tmp_path / "merged", [DOCUMENTS[:120], DOCUMENTS[120:]], compression=compression)
+    source = MDSSource(folder, shuffle=False)
+    order = [item.tolist() for item in source]
+    assert sorted(order) == sorted(document.tolist() for document in DOCUMENTS)
+    from streaming import LocalDataset
+
+    if compression is None:
+        assert order == [sample["tokens"].tolist() for sample in LocalDataset(str(folder))]
+    assert source.lengths().tolist() == list(map(len, order))
+    with pytest.raises(ValueError, match=r"folders must name each shard once, got .*shard.00000.mds twice"):
+        MDSSource([folder, folder / "1"])
+
+
+def test_a_merged_index_at_a_url(tmp_path, s3, monkeypatch):
+    import s3fs
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = merged(tmp_path / "merged", [DOCUMENTS[:120], DOCUMENTS[120:]], compression="gz")
+    s3fs.S3FileSystem(skip_instance_cache=True).put(f"{folder}/", "bucket/merged/", recursive=True)
+    assert same(list(MDSSource("s3://bucket/merged")), list(MDSSource(folder)))
+
+
+@pytest.mark.parametrize("name", ["../other/shard.00000.mds", "/shard.00000.mds", "a/../../b", "", 5])
+@pytest.mark.parametrize("kind", ["raw_data", "zip_data"])
+def test_files_outside_the_folder(tmp_path, name, kind):
+    """A shard is unpacked to the name that the index says."""
+    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
+    rewritten(folder, lambda shards: shards[0][kind].update(basename=name))
+    with pytest.raises(ChunkError, match=r"index.json: is not an index of MDS shards"):
+        MDSSource(folder)
