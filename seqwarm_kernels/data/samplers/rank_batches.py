@@ -28,6 +28,7 @@ class RankBatches:
         self._infinite = infinite
         self._windows: deque[Window] = deque()
         self._batches_served = 0  # of the first window
+        self._available = 0  # batches of the windows that were not served
         self._next = position  # where the next window is formed
         self._ended = False
 
@@ -47,7 +48,7 @@ class RankBatches:
 
     def has_step(self) -> bool:
         """Whether the epoch has another step for this rank. Forms the windows of that step."""
-        while self._num_available < self._world_size and not self._ended:
+        while self._available < self._world_size and not self._ended:
             window = self._maker.form(self._next)
             if window is not None or self._next.batches_of_window:
                 self._add(window)
@@ -55,7 +56,7 @@ class RankBatches:
                 self._next = self._maker.epoch_start(self._next.epoch + 1, self._next.served)
             else:
                 self._ended = True
-        return self._num_available >= self._world_size or (self._num_available > 0 and self._remainder != "drop")
+        return self._available >= self._world_size or (self._available > 0 and self._remainder != "drop")
 
     def step(self) -> list[Any] | None:
         """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
@@ -63,15 +64,17 @@ class RankBatches:
             self._check_epoch_large_enough()
             self._next = self.next_epoch()
             self._windows.clear()
+            self._available = 0
             return None
-        available = self._num_available
         batch: list[Any] = []
-        if self._rank < available:
+        if self._rank < self._available:
             batch = self._batch(self._batches_served + self._rank)
         elif self._remainder == "repeat":
             last = self._windows[-1]
-            batch = last.batch((self._rank - available) % len(last))
-        self._batches_served += min(self._world_size, available)
+            batch = last.batch((self._rank - self._available) % len(last))
+        served = min(self._world_size, self._available)
+        self._batches_served += served
+        self._available -= served
         while self._windows and self._batches_served >= len(self._windows[0]):
             self._batches_served -= len(self._windows.popleft())
         return batch
@@ -82,10 +85,6 @@ class RankBatches:
         while index >= len(window := next(windows)):
             index -= len(window)
         return window.batch(index)
-
-    @property
-    def _num_available(self) -> int:
-        return sum(map(len, self._windows)) - self._batches_served
 
     def _add(self, window: Window | None) -> None:
         """Add the window at `_next`, which may be a position in the middle of a window."""
@@ -98,11 +97,12 @@ class RankBatches:
             self._batches_served = served
         assert window is not None
         self._windows.append(window)
+        self._available += len(window) - served
         self._next = window.position(len(window))
 
     def _check_epoch_large_enough(self) -> None:
         if self._windows and self._windows[0].start.is_epoch_start and self._batches_served == 0:
             raise ValueError(
-                f"remainder must be 'repeat' or 'empty' for epochs of {self._num_available} batches on "
+                f"remainder must be 'repeat' or 'empty' for epochs of {self._available} batches on "
                 f"{self._world_size} ranks, got 'drop'"
             )
