@@ -13,10 +13,7 @@ from seqwarm_kernels.data import (
     PackedCollator,
     PaddedCollator,
     Piece,
-    PieceDataset,
-    Prepare,
     cut_item,
-    progress_bar,
 )
 
 KINDS = [
@@ -76,7 +73,7 @@ class TestMasksOfItems:
     @pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask"])
     def test_prompts(self, name, make, collator):
         item = {"input_ids": [5, 6, 7], name: make([0, 0, 1])}
-        with pytest.raises(ValueError, match=rf"must be -100 where its {name} is 0, got 5 at token 0: write -100 into"):
+        with pytest.raises(ValueError, match=f"must be -100 where its {name} is 0, got 5 at token 0"):
             collator([item])
         with pytest.raises(ValueError, match="got 6 at token 1"):
             collator([{**item, "labels": [-100, 6, 7]}])
@@ -171,7 +168,9 @@ def test_a_model_accepts_packed_batches():
 @pytest.mark.parametrize("collator", [PaddedCollator(max_tokens=7), PackedCollator(max_tokens=7)])
 def test_items_longer_than_planned(collator):
     collator([[1, 2, 3], [4, 5, 6]])
-    with pytest.raises(ValueError, match="max_tokens is 7, got a batch of 8 tokens: items are longer than planned, so"):
+    with pytest.raises(
+        ValueError, match="a batch must have at most max_tokens, 7, got 8: items are longer than planned"
+    ):
         collator([[1, 2, 3, 4], [5, 6, 7, 8]])
 
 
@@ -209,7 +208,7 @@ class TestItemsThatWerePackedBefore:
     )
     def test_several_sequences(self, collator, make, name, values):
         item = {"input_ids": [1, 2, 3, 4, 5], name: make(values)}
-        message = re.escape(f"{name} of an item must tell one sequence, got several: {values}, which the batch would")
+        message = re.escape(f"{name} of an item must tell one sequence, got several, {values}: pass each")
         with pytest.raises(ValueError, match=message):
             collator([[1, 2], item])
 
@@ -231,73 +230,28 @@ class TestItemsThatWerePackedBefore:
         assert batch["input_ids"].tolist() == [[1, 2, 3]]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_is_no_item():
-    nested = torch.nested.nested_tensor([torch.arange(3), torch.arange(2)])
-    for item, name in ((nested, "an item"), ({"input_ids": [1], "labels": nested}, "labels")):
-        with pytest.raises(ValueError, match=f"{name} must hold one int for each token, got a nested tensor"):
-            PaddedCollator()([item])
-
-
 @pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
 @pytest.mark.parametrize(
-    ("item", "error", "message"),
+    "item",
     [
-        (None, TypeError, "an item must hold one int for each token, got NoneType"),
-        (5, TypeError, "got the int 5: if it is the index of an item, pass a dataset to Prepare"),
-        (np.int64(5), TypeError, "got the int 5: if it"),
-        (torch.tensor(5), ValueError, "an item must hold one int for each token, got torch.int64 of shape ()"),
-        ("abc", TypeError, "got 'abc', which is not tokenized: pass a transform to Prepare"),
-        ("", TypeError, "got '', which is not tokenized"),
-        ({"input_ids": "abc"}, TypeError, "input_ids must hold one int for each token, got 'abc', which is not"),
-        (("abc", 3), ValueError, "got ('abc', 3), which is not tokenized: pass a transform to Prepare"),
-        (Piece(0, 0, 2), TypeError, "got a Piece: wrap the dataset in PieceDataset, or use Prepare"),
-        ([[1], [1, 2]], ValueError, "an item must hold one int for each token, got [[1], [1, 2]]: "),
-        ([True, False], ValueError, "got [True, False]"),
-        (np.array([2**63], np.uint64), ValueError, f"an item must hold ints below 2**63, got {2**63}"),
-        ([2**63], ValueError, f"an item must hold ints below 2**63, got {2**63}"),
-        ([2**64], ValueError, f"an item must hold one int for each token, got [{2**64}]"),
-        (torch.zeros(2, dtype=torch.bfloat16), ValueError, "got torch.bfloat16 of shape (2,): "),
-        ({"input_ids": [1], "labels": 7}, TypeError, "labels must hold one int for each token, got the int 7"),
+        *(None, 5, np.int64(5), torch.tensor(5), "abc", "", b"abc", {"input_ids": "abc"}, ("abc", 3), [True, False]),
+        *([[1], [1, 2]], [2**64], {"input_ids": [1], "labels": 7}),
     ],
 )
-def test_items_without_tokens(collator, item, error, message):
-    with pytest.raises(error, match=re.escape(message)):
+def test_items_without_tokens(collator, item):
+    with pytest.raises(ValueError, match=r"one int for each token|inhomogeneous"):
         collator([item])
 
 
 @pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
-@pytest.mark.parametrize("batch", [None, 5, "abc", {"input_ids": [1]}, Piece(0, 0, 1)])
-def test_invalid_batches(collator, batch):
-    with pytest.raises(TypeError, match=f"items must be a list of items, got {type(batch).__name__}"):
-        collator(batch)
+def test_a_piece_is_no_item(collator):
+    with pytest.raises(TypeError, match="wrap the dataset in PieceDataset, or use Prepare"):
+        collator([Piece(0, 0, 2)])
+    with pytest.raises(ValueError, match="must hold one int for each token"):
+        collator({"input_ids": [1]})
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: PaddedCollator(pad_token_id=None), TypeError, "pad_token_id must be an int, got NoneType"),
-        (lambda: PaddedCollator(multiple_of=0), ValueError, "multiple_of must be at least 1, got 0"),
-        (lambda: PaddedCollator(max_tokens=0), ValueError, "max_tokens must be at least 1, got 0"),
-        (lambda: PackedCollator(max_tokens=1.0), TypeError, "max_tokens must be an int, got float"),
-        (lambda: Prepare(5), TypeError, "collate must be a function, got int"),
-        (lambda: Prepare(list, transform=5), TypeError, "transform must be a function, got int"),
-        (lambda: Prepare(list, cut=None), TypeError, "cut must be a function, got NoneType"),
-        (lambda: Prepare(list, dataset=5), TypeError, "dataset must be a map-style dataset or a list, got int"),
-        (
-            lambda: Prepare(list, dataset=list),
-            TypeError,
-            "dataset must be a map-style dataset or a list, got the class list",
-        ),
-        (lambda: PieceDataset(5), TypeError, "dataset must be a map-style dataset or a list, got int"),
-        (lambda: PieceDataset("abc"), TypeError, "dataset must be a map-style dataset or a list, got str"),
-        (lambda: PieceDataset([1], cut=5), TypeError, "cut must be a function, got int"),
-        (lambda: cut_item(5, 0, 1), TypeError, "an item to cut must be a mapping or a sequence of tokens, got int"),
-        (lambda: cut_item({"ids": [1]}, 0, 1), ValueError, "an item to cut must have input_ids, got \\['ids'\\]"),
-        (lambda: progress_bar(5), TypeError, "batches must be a ResumableLoader, .* got int"),
-        (lambda: progress_bar([[1]]), TypeError, "batches must be a ResumableLoader, .* got list"),
-    ],
-)
-def test_bad_arguments(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+@pytest.mark.parametrize("item", ["abc", {"input_ids": "abc"}, ("abc", 3)])
+def test_text_is_not_cut(item):
+    with pytest.raises(TypeError, match="an item to cut must hold tokens, got 'abc', whose characters would be cut"):
+        cut_item(item, 0, 1)

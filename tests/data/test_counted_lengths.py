@@ -114,7 +114,7 @@ class NotCountedYet(Unsized):
 class TestNumberOfLengths:
     """Items without a length were never served."""
 
-    MESSAGE = r"must have as many items as the sampler has lengths, 3, got {}: items .*\.Subset\(dataset, indices\)"
+    MESSAGE = r"dataset must have as many items as the sampler has lengths, 3, got {}"
     PLANNERS = (BatchPlanner(8), BatchPlanner(8, too_long="truncate"))
 
     @staticmethod
@@ -126,7 +126,7 @@ class TestNumberOfLengths:
     @pytest.mark.parametrize("planner", PLANNERS)
     @pytest.mark.parametrize("size", [2, 4])
     def test_another_number_of_items(self, size, planner):
-        with pytest.raises(ValueError, match="dataset of loader " + self.MESSAGE.format(size)):
+        with pytest.raises(ValueError, match=self.MESSAGE.format(size)):
             self.load(Sized(size), planner)
 
     @pytest.mark.parametrize("planner", PLANNERS)
@@ -139,13 +139,13 @@ class TestNumberOfLengths:
     def test_the_dataset_of_prepare(self):
         planner = BatchPlanner(8)
         load = TestNumberOfLengths.load
-        with pytest.raises(ValueError, match="dataset of collate_fn of loader " + self.MESSAGE.format(4)):
+        with pytest.raises(ValueError, match=self.MESSAGE.format(4)):
             load(ItemDataset(), planner, Prepare(PaddedCollator(), dataset=Sized(4)))
         assert len(list(load(ItemDataset(), planner, Prepare(PaddedCollator(), dataset=Sized(3))))) == 2
         pytest.importorskip("torchdata.nodes")
         from seqwarm_kernels.data.torchdata_nodes import batch_loader
 
         sampler = LengthBatchSampler([3] * 3, planner)
-        with pytest.raises(ValueError, match="dataset of prepare " + self.MESSAGE.format(4)):
+        with pytest.raises(ValueError, match=self.MESSAGE.format(4)):
             batch_loader(sampler, Prepare(PaddedCollator(), dataset=Sized(4)))
         assert len(list(batch_loader(sampler, Prepare(PaddedCollator(), dataset=Sized(3))))) == 2

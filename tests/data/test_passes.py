@@ -1,4 +1,4 @@
-"""Passes over loaders that end early, go on, and are restarted from states, against lists of all batches."""
+"""Passes that end early, go on, and are restarted from states on other ranks, against lists of all batches."""
 
 from functools import cache
 from itertools import chain, islice
@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler
@@ -16,8 +16,7 @@ from seqwarm_kernels.data import (
     ItemDataset,
     LengthBatchSampler,
     LengthBatchStream,
-    PaddedCollator,
-    Prepare,
+    Piece,
     ResumableLoader,
     SequenceSource,
 )
@@ -27,8 +26,14 @@ from .data_sets import FORMATS
 from .made import through_json
 from .token_files import documents
 
-ITEMS = [[number + 1] * (1 + number % 7) for number in range(60)]  # some 20 batches
+ITEMS = [[number + 1] * (1 + number % 7) for number in range(60)]
 KINDS = ("sampler", "infinite sampler", "stream", "infinite stream")
+RULES = {
+    "budget": {"max_tokens": 16, "multiple_of": 2},
+    "rows": {"batch_size": 3},
+    "packed": {"max_tokens": 16, "packed": True},
+    "split": {"max_tokens": 5, "too_long": "split"},
+}
 
 
 def batches_of(kind, planner=None, *, rank=0, world_size=1, source=None, **options):
@@ -41,60 +46,65 @@ def batches_of(kind, planner=None, *, rank=0, world_size=1, source=None, **optio
     return LengthBatchStream(source, planner, seed=2, **options)
 
 
-def loader_of(kind, planner=None, *, num_workers=0, persistent=False, collate=None, **options):
+def loader_of(kind, planner=None, *, num_workers=0, persistent=False, **options):
+    """Its batches are those of the sampler or stream: lists of indices, items or pieces."""
     batches = batches_of(kind, planner, **options)
-    dataset = None if kind.endswith("stream") else ITEMS
-    return ResumableLoader(
-        DataLoader(
-            ItemDataset(),
-            batch_sampler=batches,
-            collate_fn=Prepare(collate or PaddedCollator(), dataset=dataset),
-            num_workers=num_workers,
-            persistent_workers=persistent,
-        )
-    )
+    workers = {"num_workers": num_workers, "persistent_workers": persistent}
+    return ResumableLoader(DataLoader(ItemDataset(), batch_sampler=batches, collate_fn=list, **workers))
 
 
-def items_of(batch):
-    """The tokens of an item are its number, counted from 1."""
-    return batch["input_ids"][:, 0].tolist()
-
-
-def taken(loader, count=None):
-    return [items_of(batch) for batch in islice(loader, count)]
+def taken(batches, count=None):
+    return list(islice(batches, count))
 
 
 @cache
-def all_batches(kind, epoch=0):
+def all_batches(kind, epoch=0, rule=None, window=20):
     """The batches of an epoch, or the first ones of an infinite sequence of epochs, for one rank."""
+    batches = batches_of(kind, rule and BatchPlanner(**RULES[rule]), window=window)
     if kind.startswith("infinite"):
-        return taken(loader_of(kind), 300)
-    loader = loader_of(kind)
-    if kind == "sampler":
-        loader.set_epoch(epoch)
-        return taken(loader)
-    return [taken(loader) for _ in range(epoch + 1)][-1]
+        return taken(batches, 3000)
+    return [taken(batches) for _ in range(epoch + 1)][-1]
 
 
 class Passes(RuleBasedStateMachine):
-    """A loader of one of several ranks. A place is an epoch, the number of its batches that all ranks were served, and
-    whether the next pass starts there."""
+    """A sampler or stream of one of several ranks, by itself or in a loader.
+
+    The oracle is the list of all batches for one rank. A place in it is an epoch, the number of its batches that all
+    ranks were served, and whether the next pass starts there.
+    """
 
     states = Bundle("states")
 
-    @initialize(kind=st.sampled_from(KINDS))
-    def make(self, kind):
-        self.kind = kind
+    @initialize(
+        kind=st.sampled_from(KINDS),
+        rule=st.sampled_from([*RULES]),
+        window=st.integers(10, 70),
+        remainder=st.sampled_from(["drop", "repeat", "empty"]),
+        in_loader=st.booleans(),
+    )
+    def make(self, kind, rule, window, remainder, in_loader):
+        self.kind, self.rule, self.window, self.remainder, self.in_loader = kind, rule, window, remainder, in_loader
         self.place = self.previous = (0, 0, True)
-        self.make_loader(1, 0)
+        self.make_batches(1, 0)
 
-    def make_loader(self, world_size, rank):
+    def make_batches(self, world_size, rank):
         self.rank, self.world_size = rank, world_size
-        self.loader = loader_of(self.kind, rank=rank, world_size=world_size)
-        self.batches = self.cursor = None
+        planner = BatchPlanner(**RULES[self.rule])
+        options = {"window": self.window, "remainder": self.remainder, "rank": rank, "world_size": world_size}
+        if self.in_loader:
+            self.target = loader_of(self.kind, planner, **options)
+            self.batches = self.target._sampler
+        else:
+            self.target = self.batches = batches_of(self.kind, planner, **options)
+        self.iterator = self.cursor = None
+
+    def all_batches(self, epoch):
+        return all_batches(self.kind, epoch, self.rule, self.window)
 
     def left(self, epoch, served):
-        return len(all_batches(self.kind, epoch)) - served >= self.world_size
+        """Number of batches of the next step for all ranks."""
+        left = min(len(self.all_batches(epoch)) - served, self.world_size)
+        return left if self.remainder != "drop" or left == self.world_size else 0
 
     def start_of_pass(self):
         epoch, served, is_start = self.place
@@ -103,62 +113,77 @@ class Passes(RuleBasedStateMachine):
 
     @rule()
     def start_pass(self):
-        self.batches, self.cursor = iter(self.loader), None
+        self.iterator, self.cursor = iter(self.target), None
 
-    @precondition(lambda self: self.batches is not None)
+    @precondition(lambda self: self.iterator is not None)
     @rule(count=st.integers(1, 9))
     def take(self, count):
         for _ in range(count):
             if self.cursor is None:  # an iterator starts with its first batch
                 self.cursor = self.place = self.start_of_pass()
             epoch, served, _ = self.cursor
-            batch = next(self.batches, None)
-            if not self.left(epoch, served):
+            batch, left = next(self.iterator, None), self.left(epoch, served)
+            if not left:
                 assert batch is None
                 self.place = self.previous = (epoch + 1, 0, True)
-                self.batches = None
+                self.iterator = None
                 return
-            assert items_of(batch) == all_batches(self.kind, epoch)[served + self.rank]
+            if self.rank < left:
+                assert batch == self.all_batches(epoch)[served + self.rank]
+            else:
+                assert batch == [] if self.remainder == "empty" else batch in self.all_batches(epoch)
             self.previous = self.cursor
-            self.cursor = self.place = (epoch, served + self.world_size, False)
+            self.cursor = self.place = (epoch, served + left, False)
 
     @precondition(lambda self: not self.kind.startswith("infinite"))
     @rule()
     def finish(self):
-        if self.batches is not None:
+        if self.iterator is not None:
             self.take(100)
 
     @precondition(lambda self: not self.kind.startswith("infinite"))
-    @rule(epoch=st.integers(0, 3))
-    def set_epoch(self, epoch):
-        self.loader.set_epoch(epoch)
+    @rule(epoch=st.integers(0, 3), of_loader=st.booleans())
+    def set_epoch(self, epoch, of_loader):
+        (self.target if of_loader else self.batches).set_epoch(epoch)
         if self.kind == "sampler" and not (self.place[2] and epoch == self.place[0]):
             self.place = self.previous = (epoch, 0, True)
 
     @rule()
     def end_pass(self):
-        self.loader.end_pass()
+        self.target.end_pass()
         self.place = self.previous = self.start_of_pass()
 
     @rule(target=states, previous=st.booleans())
     def save(self, previous):
-        state = self.loader.previous_state_dict() if previous else self.loader.state_dict()
-        return self.previous if previous else self.place, through_json(state)
+        if previous and self.in_loader:
+            return self.previous, through_json(self.target.previous_state_dict())
+        assert self.target.state_dict() == self.batches.state_dict()
+        return self.place, through_json(self.target.state_dict())
 
-    @rule(saved=states, world_size=st.integers(1, 3), data=st.data())
+    @rule(saved=states, world_size=st.integers(1, 8), data=st.data())
     def restart(self, saved, world_size, data):
-        self.make_loader(world_size, data.draw(st.integers(0, world_size - 1)))
-        self.load(saved)
+        self.make_batches(world_size, data.draw(st.integers(0, world_size - 1)))
+        self.load(saved, True)
 
-    @rule(saved=states)
-    def load(self, saved):
+    @rule(saved=states, of_loader=st.booleans())
+    def load(self, saved, of_loader):
         (epoch, served, _), state = saved
-        self.loader.load_state_dict(state)
+        (self.target if of_loader else self.batches).load_state_dict(state)
         self.place = self.previous = (epoch, served, True)
-        self.batches = None
+        self.iterator = None
+
+    @invariant()
+    def progress_is_that_of_the_place(self):
+        if self.kind.startswith("infinite"):
+            return
+        epoch, served, _ = self.place
+        entries = chain.from_iterable(self.all_batches(epoch)[:served])
+        items = sum(not isinstance(entry, Piece) or entry.start == 0 for entry in entries)
+        share = items / len(ITEMS) if self.kind == "sampler" else 0
+        assert self.target.progress.epochs == pytest.approx(epoch + share)
 
 
-Passes.TestCase.settings = examples(100, stateful_step_count=40, deadline=None)
+Passes.TestCase.settings = examples(150, stateful_step_count=40, deadline=None)
 TestPasses = Passes.TestCase
 
 
@@ -209,7 +234,7 @@ def test_a_pass_that_takes_exactly_all_batches_of_an_epoch(kind):
 
 def test_an_infinite_stream_of_torchdata_goes_on_too():
     nodes = pytest.importorskip("seqwarm_kernels.data.torchdata_nodes")
-    loader = nodes.batch_loader(batches_of("infinite stream"), Prepare(PaddedCollator()))
+    loader = nodes.batch_loader(batches_of("infinite stream"), list)
     assert list(chain(*(taken(loader, 7) for _ in range(3)))) == all_batches("infinite stream")[:21]
 
 
@@ -227,13 +252,6 @@ PLANNERS = {
     "buckets by tokens": lambda: BatchPlanner(16, max_length=schedule("token")),
     "buckets by samples": lambda: BatchPlanner(16, max_length=schedule("sample")),
 }
-
-
-class Lists:
-    """A collator for every planner."""
-
-    def __call__(self, items):
-        return {"input_ids": torch.tensor([item[0] if len(item) else 0 for item in items])[:, None]}
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -254,7 +272,7 @@ def test_a_restart_serves_what_the_process_would_have(planner, kind, window, rem
 
     def make():
         options = {"window": window, "remainder": remainder, "rank": ranks[0], "world_size": ranks[1]}
-        return loader_of(kind, PLANNERS[planner](), collate=Lists(), **options)
+        return loader_of(kind, PLANNERS[planner](), **options)
 
     before, after = lengths[: at + 1], lengths[at + 1 :]
     loader, restarted = make(), make()
@@ -299,7 +317,7 @@ class TestRandomStreams:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_restart_in_a_pass_draws_no_seed(self, kind):
         def train(loader, count):
-            return [(items_of(batch), torch.rand(()).item()) for batch in islice(loader, count)]
+            return [(batch, torch.rand(()).item()) for batch in islice(loader, count)]
 
         torch.manual_seed(0)
         loader = loader_of(kind)

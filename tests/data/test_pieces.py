@@ -11,16 +11,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from seqwarm_kernels.data import (
     BatchPlanner,
     LengthBatchSampler,
-    PackedCollator,
     PaddedCollator,
     Piece,
     PieceDataset,
     Prepare,
-    ResumableLoader,
     cut_item,
 )
-
-from .made import cut_planner
 
 
 class Pair(NamedTuple):
@@ -122,21 +118,6 @@ class IgnoresIndex(Dataset):
         return torch.ones(9, dtype=torch.int64)
 
 
-class Mapped(IgnoresIndex):
-    def __getitem__(self, index):
-        return {"input_ids": torch.ones(9, dtype=torch.int64)}
-
-
-class Tupled(IgnoresIndex):
-    def __getitem__(self, index):
-        return torch.ones(9, dtype=torch.int64), 3
-
-
-class KnowsPieces(IgnoresIndex):
-    def __getitem__(self, index):
-        return torch.ones(index.length, dtype=torch.int64)
-
-
 class TestPiecesAreNoIndices:
     """A Piece was a tuple, which tensors and arrays took for three indices."""
 
@@ -159,41 +140,3 @@ class TestPiecesAreNoIndices:
         assert len({piece, Piece(3, 1, 2, item_end=3)}) == 1
         assert Piece(2, 5, 5) < piece < Piece(3, 2, 0)
         assert pickle.loads(pickle.dumps(Piece(3, 1, 2, 3))).item_end == 3
-
-    @pytest.mark.parametrize(
-        ("dataset", "collate"),
-        [
-            (IgnoresIndex(), PaddedCollator(multiple_of=4)),
-            *((IgnoresIndex(), None), (Mapped(), None), (Tupled(), None)),
-        ],
-    )
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_a_dataset_that_does_not_cut(self, dataset, collate, num_workers):
-        loader = self.loader(dataset, collate, cut_planner(), num_workers)
-        with pytest.raises(
-            ValueError, match=r"dataset of loader must cut .* of at most 2 tokens .* got an item of 9: "
-        ):
-            next(iter(loader))
-        assert loader.progress.batches == 0
-
-    def test_a_dataset_that_does_not_cut_packed(self):
-        planner = BatchPlanner(8, max_length=2, too_long="split", packed=True)
-        with pytest.raises(ValueError, match="must cut items"):
-            next(iter(self.loader(IgnoresIndex(), PackedCollator(), planner)))
-
-    @pytest.mark.parametrize("dataset", [KnowsPieces(), PieceDataset(IgnoresIndex())])
-    @pytest.mark.parametrize("collate", [PaddedCollator(multiple_of=4), PaddedCollator()])
-    def test_a_dataset_that_cuts(self, dataset, collate):
-        batch = next(iter(self.loader(dataset, collate, cut_planner())))
-        assert batch["attention_mask"].sum(1).tolist() == [2, 2]
-
-    @pytest.mark.parametrize("dataset", [IgnoresIndex(), PieceDataset(IgnoresIndex(), cut=lambda item, *_: item)])
-    def test_own_padding_and_own_cuts_are_not_checked(self, dataset):
-        collate = torch.stack if type(dataset) is IgnoresIndex else PaddedCollator()
-        batch = next(iter(self.loader(dataset, collate, cut_planner())))
-        assert (batch if isinstance(batch, torch.Tensor) else batch["input_ids"]).shape == (2, 9)
-
-    @staticmethod
-    def loader(dataset, collate, planner, num_workers=0):
-        sampler = LengthBatchSampler([9] * 20, planner)
-        return ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers))

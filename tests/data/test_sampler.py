@@ -119,9 +119,7 @@ def test_all_items_equal():
 
 
 def test_too_few_batches_for_the_ranks():
-    message = (
-        "remainder must be 'repeat' or 'empty' where an epoch does not suffice for all ranks, got 'drop' with 1 batches"
-    )
+    message = "remainder must be 'repeat' or 'empty' for epochs of 1 batches on 2 ranks, got 'drop'"
     for rank in range(2):
         with pytest.raises(ValueError, match=message):
             list(sampler([5], rank=rank, world_size=2))

@@ -12,7 +12,6 @@ import torch
 nodes = pytest.importorskip("torchdata.nodes")
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from seqwarm_kernels import SequenceLengthScheduler  # noqa: E402
 from seqwarm_kernels.data import (  # noqa: E402
     BatchPlanner,
     LengthBatchSampler,
@@ -105,19 +104,12 @@ class TestStatefulDataLoader:
     def test_a_state_from_some_batches_before(self):
         first, _ = stateful(1, snapshot_every_n_steps=5)
         list(islice(first, 8))
-        with pytest.raises(ValueError, match="got one of 3 batches before it: snapshot_every_n_steps must be 1"):
+        with pytest.raises(ValueError, match="must be that of the last batch, got one of 3 batches before it"):
             batch_state(first.state_dict())
 
     def test_a_state_without_batches(self):
         with pytest.raises(ValueError, match=r"state_dict must hold a state of batches, got \['_snapshot'\]"):
             batch_state({"_snapshot": {"_main_snapshot": {}}})
-        with pytest.raises(TypeError, match="state_dict must be a mapping, got NoneType"):
-            batch_state(None)
-
-    @pytest.mark.parametrize("steps", ["x", None, 1.5])
-    def test_a_number_of_steps_of_another_type(self, steps):
-        with pytest.raises(TypeError, match="steps_since_snapshot of state_dict must be an int, got "):
-            batch_state({"steps_since_snapshot": steps, "state": stateful(0)[1].state_dict()})
 
 
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
@@ -243,7 +235,7 @@ def test_a_batch_that_stops_the_iteration_is_missing():
     def stop(batch):
         raise StopIteration
 
-    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches of the epoch are missing"):
+    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches are missing"):
         list(batch_loader(make_batches("stream"), stop, prefetch=0))
 
 
@@ -303,49 +295,6 @@ class TestWhatNodesTellOfTheirSources:
             with pytest.raises(ValueError, match="source must not be split by rank, got world_size 2"):
                 LengthBatchStream(NodeSource(node), BatchPlanner(128), rank=1, world_size=2)
         assert NodeSource(SourceNode(ListSource(ITEMS))).world_size == 1
-
-    @pytest.mark.parametrize(
-        ("criteria", "infinite"),
-        [
-            ("CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED", (True, False)),
-            ("FIRST_DATASET_EXHAUSTED", (True, True)),
-            ("CYCLE_FOREVER", (False, False)),
-        ],
-    )
-    def test_infinite_mixtures(self, criteria, infinite):
-        sources = [SequenceSource(ITEMS, infinite=each) for each in infinite]
-        self.refuse(mixed(getattr(nodes.StopCriteria, criteria), *sources))
-
-    def test_infinite_sources(self):
-        infinite, finite = SequenceSource(ITEMS, infinite=True), SequenceSource(ITEMS)
-        self.refuse(nodes.Prefetcher(SourceNode(infinite), 2))
-        ending = mixed(nodes.StopCriteria.FIRST_DATASET_EXHAUSTED, infinite, finite)
-        assert not NodeSource(ending).infinite
-        assert not NodeSource(nodes.Prefetcher(SourceNode(finite), 2)).infinite
-
-    @staticmethod
-    def refuse(node):
-        scheduler = SequenceLengthScheduler(8, 64, duration=100)
-        with pytest.raises(ValueError, match="source must end its epochs, got infinite=True with warmup='bucket'"):
-            LengthBatchStream(NodeSource(node), BatchPlanner(128, max_length=scheduler))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: SourceNode([1]), TypeError, "source must be a seqwarm_kernels.data.Source, got list"),
-        (lambda: NodeSource([1]), TypeError, "node must be a torchdata.nodes.BaseNode, got list"),
-        (lambda: BatchNode([1]), TypeError, "batches must be a LengthBatchStream or a LengthBatchSampler, got list"),
-        (lambda: batch_loader([1], list), TypeError, "batches must be a LengthBatchStream or a LengthBatchSampler"),
-        (lambda: make_loader("stream", -1), ValueError, "num_workers must be at least 0, got -1"),
-        (lambda: make_loader("stream", prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
-        (lambda: make_loader("stream", method="fork"), ValueError, "method must be one of thread, process, got 'fork'"),
-        (lambda: batch_loader(make_batches("stream"), None), TypeError, "prepare must be a function, got NoneType"),
-    ],
-)
-def test_bad_arguments(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_python_ends_while_batches_are_fetched_ahead(tmp_path):

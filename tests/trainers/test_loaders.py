@@ -155,7 +155,7 @@ class TestShardedAgain:
     )
     def test_accelerate(self, make, options):
         loader = DataLoader(ItemDataset(), batch_sampler=make(2))
-        with pytest.raises(ValueError, match=r"of 2 ranks must not be sharded again: .* pass ResumableLoader"):
+        with pytest.raises(ValueError, match="of 2 ranks must not be sharded again: pass ResumableLoader"):
             prepare_data_loader(loader, num_processes=2, process_index=0, **options)
 
     def test_lightning(self):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from ...ops.resize_batch.schema import IGNORED_LABEL, LOSS_MASKS
 from ...resizing.entry_names import BOUNDARIES, INDICES, POSITIONS
-from ...utils.checks import check_int, check_iterable
-from ..batch_planning.plan import IntArray, Piece, check_size
+from ...utils.checks import check_int
+from ..batch_planning.plan import IntArray, check_size
 
-_UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
 #: The id of a packed batch without tokens. Every vocabulary has it.
 _PACKED_PADDING = 0
-#: The usual types of ids. They are checked first, because a check for a Mapping or an Integral takes long.
+#: The usual types of ids. They are checked first, because a check for a Mapping takes long.
 _ARRAYS = (np.ndarray, Tensor, list)
 #: Entries of items that were packed before, and whether their ints tell several sequences. TRL writes seq_lengths.
 _TELLS_SEVERAL: dict[str, Callable[[NDArray[Any]], bool]] = {
@@ -55,8 +53,8 @@ class PaddedCollator:
     Args:
         pad_token_id: the id at padding.
         multiple_of: S is a multiple of this number. Pass the planner's value.
-        max_tokens: raise an error if B · S is larger. `ResumableLoader` and `batch_loader` check the planner's value.
-            With a plain DataLoader, which does not know the planner, pass it here.
+        max_tokens: raise an error if B · S is larger. `ResumableLoader` and `batch_loader` set the planner's value. A
+            DataLoader alone does not know the planner: pass it here.
     """
 
     def __init__(self, pad_token_id: int = 0, *, multiple_of: int = 1, max_tokens: int | None = None) -> None:
@@ -69,7 +67,7 @@ class PaddedCollator:
         if not len(tokens.lengths):
             tokens = _joined([[]])
         width = max(-(-int(tokens.lengths.max(initial=0)) // self.multiple_of), 1) * self.multiple_of
-        check_tokens(len(tokens.lengths) * width, self.max_tokens)
+        _check_budget(len(tokens.lengths) * width, self.max_tokens)
         is_token = np.arange(width) < tokens.lengths[:, None]
         return {
             "input_ids": _padded(tokens.ids, is_token, self.pad_token_id),
@@ -106,7 +104,7 @@ class PackedCollator:
         tokens = _joined(items)
         if not len(tokens.ids):
             tokens = _joined([[_PACKED_PADDING]])
-        check_tokens(len(tokens.ids), self.max_tokens)
+        _check_budget(len(tokens.ids), self.max_tokens)
         lengths = tokens.lengths[tokens.lengths > 0]
         bounds = np.append(0, np.cumsum(lengths))
         labels = tokens.labels.copy()  # may be the ids
@@ -132,11 +130,7 @@ class _Tokens(NamedTuple):
     labels: IntArray  #: (tokens,) int64, the ids themselves if no item has labels of its own
 
 
-def _joined(items: Any) -> _Tokens:
-    wanted = "a list of items"
-    check_iterable("items", items, wanted)
-    if isinstance(items, Piece):
-        raise TypeError(f"items must be {wanted}, got Piece")
+def _joined(items: Sequence[Any]) -> _Tokens:
     pairs = [_ids_and_labels(item) for item in items]
     ids = _concatenated([ids for ids, _ in pairs])
     has_labels = any(labels is not ids for ids, labels in pairs)
@@ -172,10 +166,7 @@ def _ids_and_labels(item: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         if len(labels) != len(ids):
             raise ValueError(f"labels must be as long as the {len(ids)} input_ids of their item, got {len(labels)}")
     if "attention_mask" in item and _zeros(item["attention_mask"]) is not None:
-        raise ValueError(
-            "attention_mask of an item must be 1 at each token, got 0: its padding would be trained on; tokenize "
-            "without padding (padding=False), since the collator pads"
-        )
+        raise ValueError("attention_mask of an item must be 1 at each token, got 0: tokenize without padding")
     for name in LOSS_MASKS:
         if name in item and (is_zero := _zeros(item[name])) is not None:
             _check_ignored(name, is_zero, labels)
@@ -220,8 +211,7 @@ def _check_ignored(name: str, is_zero: NDArray[np.bool_], labels: NDArray[Any]) 
     if len(trained):
         raise ValueError(
             f"labels of an item must be {IGNORED_LABEL} where its {name} is 0, got {labels[trained[0]]} at token "
-            f"{trained[0]}: write {IGNORED_LABEL} into labels there, or leave {name} out of the item to train on all "
-            "tokens"
+            f"{trained[0]}"
         )
 
 
@@ -230,57 +220,22 @@ def _check_is_one_sequence(name: str, values: Any) -> None:
     row = _row(values)
     if row is not None and _TELLS_SEVERAL[name](row):
         raise ValueError(
-            f"{name} of an item must tell one sequence, got several: {row.tolist()!r:.60}, which the batch would join: "
-            "pass each sequence as an item, since BatchPlanner and PackedCollator pack them, or leave "
-            f"{name} out of the item to join them"
+            f"{name} of an item must tell one sequence, got several, {row.tolist()!r:.60}: pass each as an item"
         )
 
 
 def _tokens(name: str, values: Any) -> NDArray[Any]:
-    """Convert ids or labels to an array, (tokens,) ints. An array without tokens may have any dtype."""
-    if not isinstance(values, _ARRAYS):
-        _check_has_tokens(name, values)
-    try:
-        tokens = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}: {error}") from error
+    """Ids or labels as an array, (tokens,) ints. An array without tokens may have any dtype."""
+    tokens = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
-        raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}")
-    if tokens.dtype.kind == "u" and tokens.dtype.itemsize == 8 and (tokens >= 2**63).any():
-        raise ValueError(f"{name} must hold ints below 2**63, got {tokens.max()}")
+        raise ValueError(f"{name} must hold one int for each token, got {values!r:.60}")
     return tokens
 
 
-def _check_has_tokens(name: str, values: Any) -> None:
-    if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
-        raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
-
-
-def _kind(values: Any) -> str:
-    """The type or value, with a hint at the missing step."""
-    if isinstance(values, Piece):
-        return "a Piece: wrap the dataset in PieceDataset, or use Prepare"
-    if isinstance(values, (str, bytes)):
-        return f"{values!r:.60}, {_UNTOKENIZED}"
-    if isinstance(values, Integral):
-        return f"the int {values}: if it is the index of an item, pass a dataset to Prepare"
-    return type(values).__name__
-
-
-def _contents(values: Any) -> str:
-    """The invalid values, with a hint if they are text."""
-    if isinstance(values, Tensor) and values.is_nested:  # its shape may raise an error
-        return "a nested tensor"
-    if not isinstance(values, (list, tuple)):
-        return f"{getattr(values, 'dtype', type(values).__name__)} of shape {tuple(getattr(values, 'shape', ()))}"
-    has_text = any(isinstance(value, str) for value in values)
-    return f"{values!r:.60}" + (f", {_UNTOKENIZED}" if has_text else "")
-
-
-def check_tokens(tokens: int, max_tokens: int | None) -> None:
+def _check_budget(tokens: int, max_tokens: int | None) -> None:
     """A batch of `tokens` tokens, padding included, must not be over the budget."""
     if max_tokens is not None and tokens > max_tokens:
         raise ValueError(
-            f"max_tokens is {max_tokens}, got a batch of {tokens} tokens: items are longer than planned, so their "
-            "lengths were counted too short; or the collator pads otherwise than the planner (packed, multiple_of)"
+            f"a batch must have at most max_tokens, {max_tokens}, got {tokens}: items are longer than planned, or the "
+            "planner has another packed or multiple_of"
         )

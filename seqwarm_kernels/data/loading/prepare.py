@@ -6,24 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-import numpy as np
-from torch import Tensor
 from torch.utils.data import Dataset
 
-from ...ops.resize_batch.schema import IGNORED_LABEL
-from ...utils.caller_warnings import warn_caller
-from ...utils.checks import check_int
-from ..batch_planning.plan import TRUNCATED, Piece
-from ..sources.item_tokens import has_entries, tokens_of
-
-_NO_LABEL = (
-    "no label of an item is left after its cut to {} tokens, so the model learns nothing from it: all labels of these "
-    "tokens are -100, as those of a long prompt. Begin with a larger min_seq_length, use a larger max_length, or split "
-    "items with too_long='split'"
-)
-
-#: Number of truncated items whose labels are looked at.
-_CHECKED_FOR_LABELS = 500
+from ..batch_planning.plan import Piece
+from ..sources.item_tokens import tokens_of
 
 
 def cut_item(item: Any, start: int, length: int) -> Any:
@@ -37,13 +23,12 @@ def cut_item(item: Any, start: int, length: int) -> Any:
         length: number of tokens.
 
     Raises:
-        TypeError: `item` is neither a mapping nor a sequence, or it is text, or another argument is not an int.
-        ValueError: `item` is a mapping without "input_ids", or these have several dimensions, or `start` or `length` is
-            negative.
+        TypeError: `item` is text, or no sequence.
+        ValueError: `item` is a mapping without "input_ids", or these have several dimensions.
     """
-    start, length = check_int("start", start, minimum=0), check_int("length", length, minimum=0)
     tokens = tokens_of(item, "an item to cut")
-    _check_tokenized(tokens)
+    if isinstance(tokens, (str, bytes)):
+        raise TypeError(f"an item to cut must hold tokens, got {tokens!r:.60}, whose characters would be cut")
     if tokens is item:
         return item[start : start + length]
     num_tokens = len(tokens)
@@ -62,38 +47,20 @@ def _like(item: Any, entries: list[Any]) -> Any:
     return type(item)(*entries) if hasattr(item, "_fields") else type(item)(entries)
 
 
-def _check_tokenized(tokens: Any) -> None:
-    if isinstance(tokens, (str, bytes)):
-        raise TypeError(
-            f"an item to cut must hold tokens, got {tokens!r:.60}, whose characters would be cut: tokenize it first, "
-            "with the transform of Prepare or in the dataset"
-        )
-    if not hasattr(tokens, "__getitem__") or getattr(tokens, "ndim", 1) == 0 or getattr(tokens, "is_sparse", False):
-        raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(tokens).__name__}")
-
-
 class PieceDataset(Dataset[Any]):
     """A map-style dataset that can be indexed with a `Piece` as well as with an index.
 
     A batch raises a ValueError if an item has more tokens than its length says, and the plan serves all of it: the
     tokens at its end would be lost. Items of a `cut` of your own are not checked.
 
-    Warns once if all labels of an item are in its end, which the plan leaves out (`too_long="truncate"`,
-    `warmup="cut"`). The first 500 truncated items are looked at, in each worker.
-
     Args:
         dataset: the map-style dataset to wrap.
         cut: returns a part of an item: cut(item, start, length).
-
-    Raises:
-        TypeError: `dataset` is not a map-style dataset, or `cut` is not a function.
     """
 
     def __init__(self, dataset: Any, cut: Callable[[Any, int, int], Any] = cut_item) -> None:
-        _check_dataset(dataset)
-        _check_function("cut", cut)
         self._dataset = dataset
-        self._cut = _PieceCutter(cut)
+        self._cut = cut
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -103,7 +70,7 @@ class PieceDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Fetch a batch at once if the dataset can, which is faster with datasets of Hugging Face."""
-        return self._cut(_fetch(self._dataset, _without_pieces(indices)), indices)
+        return _pieces(_fetch(self._dataset, _without_pieces(indices)), indices, self._cut)
 
 
 class ItemDataset(Dataset[Any]):
@@ -124,16 +91,13 @@ class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
     A batch raises a ValueError if an item has more tokens after `transform` than its length says, as `PieceDataset`.
-    Items of a `cut` of your own are not checked. Warns of items that lose all their labels, as `PieceDataset`.
+    Items of a `cut` of your own are not checked.
 
     Args:
         collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.
         dataset: the map-style dataset that a `LengthBatchSampler` indexes. None: the list holds the items themselves.
         transform: called with each item before cutting, for example to tokenize it.
         cut: returns a part of an item: cut(item, start, length).
-
-    Raises:
-        TypeError: `dataset` is not a map-style dataset, or another argument is not a function.
     """
 
     def __init__(
@@ -144,16 +108,10 @@ class Prepare:
         transform: Callable[[Any], Any] | None = None,
         cut: Callable[[Any, int, int], Any] = cut_item,
     ) -> None:
-        _check_function("collate", collate)
-        _check_function("cut", cut)
-        if transform is not None:
-            _check_function("transform", transform)
-        if dataset is not None:
-            _check_dataset(dataset)
         self.collate = collate
         self.dataset = dataset
         self._transform = transform
-        self._cut = _PieceCutter(cut)
+        self._cut = cut
 
     def __call__(self, batch: Sequence[Any]) -> Any:
         items = _without_pieces(batch)
@@ -161,7 +119,7 @@ class Prepare:
             items = _fetch(self.dataset, items)
         if self._transform is not None:
             items = list(map(self._transform, items))
-        return self.collate(self._cut(items, batch))
+        return self.collate(_pieces(items, batch, self._cut))
 
 
 def _without_pieces(entries: Sequence[Any]) -> list[Any]:
@@ -176,60 +134,15 @@ def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
     return get_many(indices)
 
 
-class _PieceCutter:
-    """Cuts the items whose entry is a piece. The other items stay.
-
-    Warns once if an item loses all its labels. Only the first truncated items are looked at, because it takes time.
-    """
-
-    def __init__(self, cut: Callable[[Any, int, int], Any]) -> None:
-        self._cut = cut
-        self._unchecked = _CHECKED_FOR_LABELS
-
-    def __call__(self, items: Sequence[Any], entries: Sequence[Any]) -> list[Any]:
-        cut = self._cut
-        pieces = [
-            cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
-            for item, entry in zip(items, entries, strict=True)
-        ]
-        if cut is cut_item:
-            _check_ends(items, entries)
-        if self._unchecked > 0:
-            self._check_labels(items, pieces, entries)
-        return pieces
-
-    def _check_labels(self, items: Sequence[Any], pieces: Sequence[Any], entries: Sequence[Any]) -> None:
-        """The tail of a truncated item is left out. That of a split one is in another piece."""
-        truncated = [
-            number for number, entry in enumerate(entries) if isinstance(entry, Piece) and entry.item_end == TRUNCATED
-        ]
-        for number in truncated[: self._unchecked]:
-            self._unchecked -= 1
-            if _loses_labels(items[number], pieces[number]):
-                self._unchecked = 0
-                warn_caller(_NO_LABEL.format(entries[number].length))
-                return
-
-
-def _loses_labels(item: Any, piece: Any) -> bool:
-    """Whether an item has labels of its own, and its piece none that is not ignored."""
-    entries = zip(_possible_labels(item), _possible_labels(piece), strict=False)
-    return any(_has_label(whole) and not _has_label(part) for whole, part in entries if part is not whole)
-
-
-def _possible_labels(item: Any) -> list[Any]:
-    """The "labels" of a mapping, or the entries of a tuple behind the first. Other entries never hold -100."""
-    if isinstance(item, Mapping):
-        return [item.get("labels")]
-    return [*_possible_labels(item[0]), *item[1:]] if has_entries(item) else []
-
-
-def _has_label(labels: Any) -> bool:
-    """Whether ints of tokens are not all ignored."""
-    if isinstance(labels, (Tensor, np.ndarray)):
-        return bool((labels != IGNORED_LABEL).any())
-    is_ints = isinstance(labels, (list, tuple)) and len(labels) > 0 and isinstance(labels[0], Integral)
-    return is_ints and labels.count(IGNORED_LABEL) < len(labels)
+def _pieces(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
+    """Cut the items whose entry is a piece. The other items stay."""
+    pieces = [
+        cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
+        for item, entry in zip(items, entries, strict=True)
+    ]
+    if cut is cut_item:
+        _check_ends(items, entries)
+    return pieces
 
 
 def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
@@ -241,25 +154,8 @@ def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
         if tokens is not None and tokens > end:
             name = f"item {entry.item}" if isinstance(entry.item, Integral) else f"item {number} of the batch"
             raise ValueError(
-                f"{name} must have the {end} tokens that its length says, got {tokens}, whose end would be lost: count "
-                "the lengths of items as they are cut, with tokens that are added later, such as an end of text"
+                f"{name} must have the {end} tokens that its length says, got {tokens}, whose end would be lost"
             )
-
-
-def _check_dataset(dataset: Any) -> None:
-    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-    is_scalar = getattr(dataset, "ndim", 1) == 0  # NumPy's numbers and such tensors have a __getitem__, too
-    if not has_items or is_scalar or isinstance(dataset, (str, bytes, type)):
-        raise TypeError(f"dataset must be a map-style dataset or a list, got {_kind(dataset)}")
-
-
-def _check_function(name: str, value: Any) -> None:
-    if not callable(value):
-        raise TypeError(f"{name} must be a function, got {_kind(value)}")
-
-
-def _kind(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _length(value: Any) -> int | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from ...utils.checks import check_choice, check_int
+from ...utils.checks import check_choice
 from ..samplers.planned_batches import BatchingProgress
 
-UNITS = ("token", "item", "batch")
+_FIELDS = {"token": "tokens", "item": "items", "batch": "batches"}
 
 
 class HasProgress(Protocol):
@@ -29,6 +30,7 @@ def progress_bar(
             train(batch)
 
     A batch is counted when the next one is requested. After a restart the bar continues from the restored progress.
+    Without a standard error, there is no bar.
 
     Args:
         batches: a `ResumableLoader`, `LengthBatchStream`, `LengthBatchSampler` or the result of `batch_loader`.
@@ -37,27 +39,21 @@ def progress_bar(
         options: passed to tqdm.
 
     Raises:
-        TypeError: `batches` does not have `progress` or is not iterable, or `total` is not an int.
-        ValueError: `unit` is not "token", "item" or "batch", or `total` is negative.
+        ValueError: `unit` is not "token", "item" or "batch".
     """
-    if not (hasattr(batches, "progress") and hasattr(batches, "__iter__")):
-        raise TypeError(
-            "batches must be a ResumableLoader, LengthBatchStream, LengthBatchSampler or the result of batch_loader, "
-            f"got {type(batches).__name__}"
-        )
-    check_choice("unit", unit, UNITS)
-    total = None if total is None else check_int("total", total, minimum=0)
-    return _with_bar(batches, unit, total, options)
+    check_choice("unit", unit, _FIELDS)
+    return _with_bar(batches, unit, {"total": total, **options})
 
 
-def _with_bar(batches: HasProgress, unit: str, total: int | None, options: dict[str, Any]) -> Iterator[Any]:
+def _with_bar(batches: HasProgress, unit: str, options: dict[str, Any]) -> Iterator[Any]:
     from tqdm.auto import tqdm
 
-    field = {"token": "tokens", "item": "items", "batch": "batches"}[unit]
-    initial = getattr(batches.progress, field)
-    with tqdm(**{"initial": initial, "total": total, "unit": unit, "unit_scale": True, **options}) as bar:
+    options = {"unit": unit, "unit_scale": True, "initial": getattr(batches.progress, _FIELDS[unit]), **options}
+    if sys.stderr is None and options.get("file") is None:  # tqdm would raise an error
+        options["disable"] = True
+    with tqdm(**options) as bar:
         for batch in batches:
             yield batch
             progress = batches.progress
             bar.set_postfix(epoch=f"{progress.epochs:.2f}", refresh=False)
-            bar.update(getattr(progress, field) - bar.n)
+            bar.update(getattr(progress, _FIELDS[unit]) - bar.n)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from ...utils.checks import check_count
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
-from ..samplers.stream import LengthBatchStream
-from .budget import BatchCheck, check_collator, check_num_items, check_prepared_items
-from .prepare import ItemDataset
+from ..samplers.sampler import LengthBatchSampler
+from .collate import PackedCollator, PaddedCollator
+from .prepare import Prepare
 
 
 class ResumableLoader:
@@ -25,53 +23,31 @@ class ResumableLoader:
 
     Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
 
-    A batch with more tokens than the planner's `max_tokens` raises a ValueError. The tokens are those of "input_ids" in
-    a mapping, else of the first int32 or int64 tensor of at least two dimensions in a mapping, tuple or list, which may
-    be nested. Other batches are not checked. With `PaddedCollator`, `PackedCollator` or torch's own collate_fn, an item
-    longer than the longest one that was planned for its batch raises a ValueError, too: its length was counted too
-    short, or a dataset that is not a `PieceDataset` does not cut it to its piece.
+    A `PaddedCollator` or `PackedCollator` of `loader`, also inside of `Prepare`, is replaced by one with the planner's
+    `max_tokens`, if it has none: a batch with more tokens raises a ValueError. A collator of your own is not checked.
 
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
             `in_order=True`. With a stream, its dataset is an `ItemDataset`.
 
     Raises:
-        TypeError: an argument has the wrong type; or the dataset of `loader` is a list, dict or array and the planner
-            may cut items.
-        ValueError: `loader` has another batch sampler, or `in_order=False`, or a stream
-            and another dataset; or its `collate_fn` is a `PaddedCollator` and the planner packs, or the other way
-            round; or the dataset has more or fewer items than a `LengthBatchSampler` has lengths.
+        ValueError: `loader` has another batch sampler, or `in_order=False`, or its dataset has more or fewer items than
+            a `LengthBatchSampler` has lengths.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        if not isinstance(loader, DataLoader):
-            raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}")
-        if not isinstance(loader.batch_sampler, PlannedBatches):
+        batches = loader.batch_sampler
+        if not isinstance(batches, PlannedBatches):
             raise ValueError(
                 "loader must have a LengthBatchSampler or a LengthBatchStream as batch_sampler, got "
-                f"{type(loader.batch_sampler).__name__}"
-            )
-        if isinstance(loader.batch_sampler, LengthBatchStream) and not isinstance(loader.dataset, ItemDataset):
-            raise ValueError(
-                "dataset of loader must be ItemDataset() with a LengthBatchStream, which yields items and no indices, "
-                f"got {type(loader.dataset).__name__}"
+                f"{type(batches).__name__}"
             )
         if not loader.in_order:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
-        # Other datasets may know pieces.
-        if loader.batch_sampler.planner.cuts_items and isinstance(
-            loader.dataset, (Sequence, Mapping, Tensor, np.ndarray, TensorDataset)
-        ):
-            raise TypeError(
-                "dataset of loader must be a PieceDataset, because the planner may cut items (too_long, warmup): "
-                f"pass PieceDataset(dataset), got {type(loader.dataset).__name__}"
-            )
-        check_collator("collate_fn of loader", loader.collate_fn, loader.batch_sampler.planner)
-        check_num_items("dataset of loader", loader.dataset, loader.batch_sampler)
-        check_prepared_items("collate_fn of loader", loader.collate_fn, loader.batch_sampler)
-        self._check = BatchCheck(loader.batch_sampler, loader.collate_fn, loader.dataset)
+        check_num_items(batches, loader.dataset)
+        loader.collate_fn = with_budget(loader.collate_fn, batches)
         self._loader = loader
-        self._sampler = loader.batch_sampler
+        self._sampler = batches
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -84,10 +60,10 @@ class ResumableLoader:
         stream itself have the same effect as those of this loader. An older iterator raises a RuntimeError at its next
         batch after a newer `iter()` or `load_state_dict`.
         """
-        return self._sampler.follow(lambda: iter(self._loader), self._check)
+        return self._sampler.follow(lambda: iter(self._loader))
 
     def set_epoch(self, epoch: int) -> None:
-        self._sampler.set_epoch(check_count("epoch", epoch))
+        self._sampler.set_epoch(epoch)
 
     @property
     def progress(self) -> BatchingProgress:
@@ -112,3 +88,34 @@ class ResumableLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state with the next `iter()`. States of the sampler are accepted as well."""
         self._sampler.load_state_dict(state_dict)
+
+
+def check_num_items(batches: PlannedBatches, dataset: Any) -> None:
+    """A dataset that knows its size must have as many items as a `LengthBatchSampler` has lengths."""
+    if not isinstance(batches, LengthBatchSampler):
+        return
+    try:
+        num_items = len(dataset)
+    except Exception:  # the batches do not need this length, so a dataset that raises any error here can be loaded
+        return
+    if num_items != batches.num_items:
+        raise ValueError(
+            f"dataset must have as many items as the sampler has lengths, {batches.num_items}, got {num_items}"
+        )
+
+
+def with_budget(collate: Any, batches: PlannedBatches) -> Any:
+    """A collator of this package with the planner's `max_tokens`, if it has none. Others stay as they are.
+
+    The dataset of a `Prepare` must have as many items as a `LengthBatchSampler` has lengths.
+    """
+    if isinstance(collate, Prepare):
+        check_num_items(batches, collate.dataset)
+        prepare = copy.copy(collate)
+        prepare.collate = with_budget(collate.collate, batches)
+        return prepare
+    if not isinstance(collate, (PaddedCollator, PackedCollator)) or collate.max_tokens is not None:
+        return collate
+    bounded = copy.copy(collate)
+    bounded.max_tokens = batches.planner.max_tokens
+    return bounded

@@ -1,4 +1,4 @@
-"""The base class of `LengthBatchSampler` and `LengthBatchStream`."""
+"""The base class of `LengthBatchSampler` and `LengthBatchStream`: iterators, and where they are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch.random import fork_rng
 from ...utils.checks import check_bool, check_choice, check_int, check_rank
 from ...utils.ranks import has_process_group
 from ..batch_planning.planner import BatchPlanner
-from .rank_batches import REMAINDERS, Position, RankBatches
+from .rank_batches import REMAINDERS, RankBatches
 from .readers import Reader
-from .schedule_progress import Counts
-from .state import check_planned, pack_state, unpack_state
+from .state import Counts, Position, pack_state, unpack_state
 from .windows import WindowMaker
 
 
@@ -27,13 +26,6 @@ class BatchingProgress(NamedTuple):
     tokens: int  #: without padding
     batches: int
     epochs: float  #: complete epochs, plus the served share of the current one if its size is known
-
-
-class Recorded(NamedTuple):
-    """What `PlannedBatches.follow` keeps of a batch that was fetched, or of the end of the epoch."""
-
-    position: Position  #: after the batch; at the end of the epoch, the start of the next one
-    longest: int | None  #: tokens of the longest piece that was planned for the batch; None: the end of the epoch
 
 
 class PlannedBatches(ABC):
@@ -52,8 +44,7 @@ class PlannedBatches(ABC):
         planner: BatchPlanner,
         *,
         window: int | None,
-        shuffle: bool,
-        seed: int,
+        seed: int | None,
         rank: int | None,
         world_size: int | None,
         remainder: str,
@@ -63,8 +54,6 @@ class PlannedBatches(ABC):
         if not isinstance(planner, BatchPlanner):
             raise TypeError(f"planner must be a BatchPlanner, got {type(planner).__name__}")
         window = None if window is None else check_int("window", window, minimum=1)
-        check_bool("shuffle", shuffle)
-        seed = check_int("seed", seed, minimum=0)
         check_choice("remainder", remainder, REMAINDERS)
         check_bool("infinite", infinite)
         self.planner = planner
@@ -75,25 +64,23 @@ class PlannedBatches(ABC):
         self._configuration = {
             **planner.configuration(),
             "window": window,
-            "seed": seed if shuffle else None,
+            "seed": seed,
             "remainder": remainder,
             **(settings or {}),
         }
         if planner.scheduler is not None and planner.scheduler.unit == "step":
             self._configuration["world_size"] = self.world_size
         self._reader = reader
-        self._maker = WindowMaker(reader, planner, window, seed if shuffle else None, self.world_size)
-        self._current = self._start_epoch(0, Counts())
-        self._start_is_set = True  # whether the next iterator starts at the current position
-        self._previous = self.position
-        self._recorded: deque[Recorded] | None = None  # of the iterators that are created now
-        self._followed: deque[Recorded] | None = None  # of the latest `follow`; None: a state was loaded since
+        self._maker = WindowMaker(reader, planner, window, seed, self.world_size)
+        self._followed: deque[Position] | None = None  # of the latest `follow`; None: a state was loaded since
+        self._recorded: deque[Position] | None = None  # takes the positions of iterators that are created now
+        self.move_to(self._maker.epoch_start(0, Counts()))
 
     def __iter__(self) -> BatchIterator:
         if self._rank_is_default and _rank_of(None, None)[1] > self.world_size:
             raise ValueError(
                 f"rank and world_size must be those of torch.distributed, got {self.rank} and {self.world_size}, from "
-                f"before it was initialized: make the {type(self).__name__} afterwards, or pass rank and world_size"
+                f"before it was initialized: make the {type(self).__name__} afterwards"
             )
         return BatchIterator(self, self._recorded)
 
@@ -111,9 +98,8 @@ class PlannedBatches(ABC):
         if self.world_size == 1:
             raise AttributeError(f"a {type(self).__name__} has no {name}")
         raise ValueError(
-            f"a {type(self).__name__} of {self.world_size} ranks must not be sharded again: each rank already gets its "
-            "own batches; pass ResumableLoader(loader) to the trainer, which takes it as it is, and no DataLoader to "
-            "accelerator.prepare"
+            f"a {type(self).__name__} of {self.world_size} ranks must not be sharded again: pass "
+            "ResumableLoader(loader) to the trainer, and no DataLoader to accelerator.prepare"
         )
 
     @property
@@ -123,10 +109,9 @@ class PlannedBatches(ABC):
 
     @property
     def progress(self) -> BatchingProgress:
-        return self.progress_at(self.position)
-
-    def progress_at(self, position: Position) -> BatchingProgress:
-        return BatchingProgress(*position.counts, epochs=self._epochs(position))
+        position, num_items = self.position, self._reader.num_items
+        share = (position.served.items - position.epoch_start.items) / num_items if num_items else 0
+        return BatchingProgress(*position.served, epochs=position.epoch + share)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last served batch: JSON-able, without the contents of items.
@@ -145,10 +130,12 @@ class PlannedBatches(ABC):
         """Continue from a state. The next batch plans the open window again, and nothing before that window.
 
         Raises:
-            TypeError: `state_dict` is not a mapping, or an entry has the wrong type.
+            TypeError: `state_dict` is not a mapping.
             ValueError: entries are missing or unknown, or a setting is different here. Nothing was changed.
         """
-        position = self._unpacked(state_dict)
+        position = unpack_state(state_dict, self._configuration)
+        for _, cursor in position.served_up_to:
+            self._reader.check(cursor)
         self._reader.forget()
         self.move_to(position)
         self._followed = None
@@ -161,21 +148,25 @@ class PlannedBatches(ABC):
         """Go to where the next iterator starts."""
         self.move_to(self._begin().position)
 
+    def skip_ended_epoch(self) -> None:
+        """Go to the next epoch if no batch of this one is left."""
+        if not self._current.has_step():
+            self.move_to(self._current.next_epoch())
+
     def move_to(self, position: Position) -> None:
         """Go to `position`, where the next iterator starts."""
         self._current, self._previous = self._rank_batches(position), position
         self._start_is_set = True
 
-    def follow(self, start: Callable[[], Iterator[Any]], check: Callable[[Any, int], Any]) -> Iterator[Any]:
+    def follow(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield what a loader makes of these batches. Move along with the yielded batches, not with the fetched ones.
 
         Args:
             start: creates the loader's iterator over the rest of the epoch, and in it `iter()` of these batches.
-            check: called with each batch and its `Recorded.longest`, before the batch is yielded.
         """
         # The seed of a pass that goes on was drawn before its state was taken, so this pass must not draw one.
-        goes_on = self._followed is None and self.position.counts != self.position.start.epoch_start_counts
-        self._recorded = recorded = deque[Recorded]()
+        goes_on = self._followed is None and not self.position.is_epoch_start
+        self._recorded = recorded = deque[Position]()
         try:
             with fork_rng(devices=[], enabled=goes_on):
                 batches = start()
@@ -184,9 +175,7 @@ class PlannedBatches(ABC):
         self._followed = recorded
         before = self.position
         for batch in batches:
-            position, longest = recorded.popleft()
-            assert longest is not None
-            check(batch, longest)
+            position = recorded.popleft()
             self.move_to(position)
             self._previous, before, self._start_is_set = before, position, False
             yield batch
@@ -194,19 +183,11 @@ class PlannedBatches(ABC):
                 raise RuntimeError(
                     "this iterator is invalid: the loader was iterated again or restored in the meantime"
                 )
-        if missing := sum(record.longest is not None for record in list(recorded)):
-            raise RuntimeError(
-                f"the data set or collate_fn raised StopIteration: {missing} batches of the epoch are missing"
-            )
+        # The record after that of the last batch is the start of the next epoch.
+        if missing := sum(not position.is_epoch_start for position in list(recorded)):
+            raise RuntimeError(f"the data set or collate_fn raised StopIteration: {missing} batches are missing")
         if recorded:
-            self.move_to(recorded[-1].position)
-
-    def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
-        position = unpack_state(state_dict, self._configuration)
-        check_planned(position, self.planner)
-        for entry in position.start.served_up_to:
-            self._reader.check(entry.cursor)
-        return position
+            self.move_to(recorded[-1])
 
     def _rank_batches(self, position: Position) -> RankBatches:
         return RankBatches(
@@ -218,23 +199,6 @@ class PlannedBatches(ABC):
             infinite=self._infinite,
         )
 
-    def _start_epoch(self, epoch: int, counts: Counts) -> RankBatches:
-        return self._rank_batches(Position(self._maker.epoch_start(epoch, counts), counts))
-
-    def _step(self, rank_batches: RankBatches) -> list[Any] | None:
-        """The next batch, None at the end of the epoch."""
-        self._current = rank_batches
-        batch = rank_batches.step()
-        self._start_is_set = False
-        if batch is None:
-            self.move_to(rank_batches.position)
-        return batch
-
-    def _begin_apart(self) -> RankBatches:
-        """The batches of a new iterator whose steps do not move `position`. Another one starts at the same batch."""
-        self.end_pass()
-        return self._rank_batches(self.position)
-
     def _begin(self) -> RankBatches:
         """The batches of a new iterator."""
         return self._current if self._start_is_set else self._next_pass()
@@ -243,68 +207,66 @@ class PlannedBatches(ABC):
     def _next_pass(self) -> RankBatches:
         """The batches of a new iterator after one that has served a part of the epoch, or all of it."""
 
-    @abstractmethod
-    def _epochs(self, position: Position) -> float:
-        """`BatchingProgress.epochs` at `position`."""
-
 
 class BatchIterator(Iterator[list[Any]]):
     """Iterates over the rest of the epoch. It starts with its first batch, or once its state is taken.
 
     Args:
-        recorded: takes a record of each batch. Then the iterator starts at once, and does not move `batches`.
+        recorded: takes the position after each batch, and that after the end. Then the iterator starts at once, and
+            does not move `batches`.
     """
 
-    def __init__(self, batches: PlannedBatches, recorded: deque[Recorded] | None) -> None:
+    def __init__(self, batches: PlannedBatches, recorded: deque[Position] | None) -> None:
         self._batches = batches
         self._recorded = recorded
-        self._rank_batches = None if recorded is None else self._begin()
+        self._rank_batches: RankBatches | None = None
         self._ended = False
+        if recorded is not None:
+            self._start()
 
     def __iter__(self) -> BatchIterator:
         return self
 
     def __next__(self) -> list[Any]:
-        batch = None if self._ended else self._step()
+        if self._ended:
+            raise StopIteration
+        rank_batches, batches = self._start(), self._batches
+        if self._recorded is None:
+            batches._current = rank_batches
+        batch = rank_batches.step()
+        self._ended = batch is None
+        if self._recorded is not None:
+            self._recorded.append(rank_batches.position)
+        elif self._ended:
+            batches.move_to(rank_batches.position)
+        else:
+            batches._start_is_set = False
         if batch is None:
-            self._ended = True
             raise StopIteration
         return batch
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest piece that was planned for this iterator's last batch."""
-        return self._ensure_started().longest
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the batches after this iterator's last batch."""
-        return self._batches.state_at(self._ensure_started().position)
+        return self._batches.state_at(self._start().position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._batches.load_state_dict(state_dict)
-        self._rank_batches = self._begin()
+        self._rank_batches = None
+        self._start()
 
-    def skip_ended_epoch(self) -> None:
-        """Start the next epoch if no batch of this one is left."""
-        rank_batches = self._ensure_started()
-        if not rank_batches.has_step():
-            self._rank_batches = self._batches._rank_batches(rank_batches.next_epoch())
-
-    def _step(self) -> list[Any] | None:
-        rank_batches = self._ensure_started()
-        if self._recorded is None:
-            return self._batches._step(rank_batches)
-        batch = rank_batches.step()
-        self._recorded.append(Recorded(rank_batches.position, None if batch is None else self.longest))
-        return batch
-
-    def _ensure_started(self) -> RankBatches:
+    def _start(self) -> RankBatches:
         if self._rank_batches is None:
-            self._rank_batches = self._begin()
+            self._rank_batches = self._batches._begin()
+            if self._recorded is not None:
+                self._batches.move_to(self._rank_batches.position)  # makes another RankBatches
         return self._rank_batches
 
-    def _begin(self) -> RankBatches:
-        return self._batches._begin() if self._recorded is None else self._batches._begin_apart()
+
+def checked_seed(shuffle: bool, seed: int) -> int | None:
+    """The seed of the order; None without shuffling."""
+    check_bool("shuffle", shuffle)
+    seed = check_int("seed", seed, minimum=0)
+    return seed if shuffle else None
 
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..batch_planning.plan import Plan
-from .schedule_progress import Counts
-from .windows import Start, Window, WindowMaker
+from .state import Position
+from .windows import Window, WindowMaker
 
 REMAINDERS = ("drop", "repeat", "empty")
-
-
-class Position(NamedTuple):
-    """A position of all ranks between two steps."""
-
-    start: Start
-    counts: Counts  #: served to all ranks
-    num_items: int | None = None  #: of the open window; None: the window was not formed yet
-    max_length: int | None = None  #: of the open window
-    batches_served: int = 0  #: batches of the open window that were served to all ranks together
 
 
 class RankBatches:
@@ -39,28 +28,13 @@ class RankBatches:
         self._infinite = infinite
         self._windows: deque[Window] = deque()
         self._batches_served = 0  # of the first window
-        self._next_start: Start = position.start
+        self._available = 0  # batches of the windows that were not served
+        self._next = position  # where the next window is formed
         self._ended = False
-        self._not_restored: Position | None = position
-        self._latest: tuple[Plan, int] | None = None  # of the batch of the last step; None: it was empty
 
     @property
     def position(self) -> Position:
-        if self._not_restored is not None:
-            return self._not_restored
-        if not self._windows:
-            return Position(self._next_start, self._next_start.counts)
-        window = self._windows[0]
-        counts = window.counts(self._batches_served)
-        return Position(window.start, counts, window.num_items, window.max_length, self._batches_served)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest piece in the batch of the last step."""
-        if self._latest is None:
-            return 0
-        plan, index = self._latest
-        return int(plan.batch(index)[2].max(initial=0))
+        return self._windows[0].position(self._batches_served) if self._windows else self._next
 
     def next_epoch(self) -> Position:
         """The start of the next epoch. What was not served of this one does not count.
@@ -68,91 +42,67 @@ class RankBatches:
         A last step with batches for only some ranks counts as a step.
         """
         position = self.position
-        steps = -(-position.counts.batches // self._world_size)
-        counts = position.counts._replace(batches=steps * self._world_size)
-        return Position(self._maker.epoch_start(position.start.epoch + 1, counts), counts)
+        steps = -(-position.served.batches // self._world_size)
+        served = position.served._replace(batches=steps * self._world_size)
+        return self._maker.epoch_start(position.epoch + 1, served)
 
     def has_step(self) -> bool:
-        """Whether the epoch has another step for this rank."""
-        available = self._form_windows_for_step()
-        return available >= self._world_size or (available > 0 and self._remainder != "drop")
+        """Whether the epoch has another step for this rank. Forms the windows of that step."""
+        while self._available < self._world_size and not self._ended:
+            window = self._maker.form(self._next)
+            if window is not None or self._next.batches_of_window:
+                self._add(window)
+            elif self._infinite and not self._next.is_epoch_start:
+                self._next = self._maker.epoch_start(self._next.epoch + 1, self._next.served)
+            else:
+                self._ended = True
+        return self._available >= self._world_size or (self._available > 0 and self._remainder != "drop")
 
     def step(self) -> list[Any] | None:
         """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
         if not self.has_step():
             self._check_epoch_large_enough()
-            self._next_start, self._batches_served = self.next_epoch().start, 0
+            self._next = self.next_epoch()
             self._windows.clear()
+            self._available = 0
             return None
-        available = self._num_available()
         batch: list[Any] = []
-        self._latest = None
-        if self._rank < available:
+        if self._rank < self._available:
             batch = self._batch(self._batches_served + self._rank)
         elif self._remainder == "repeat":
             last = self._windows[-1]
-            batch = self._batch_of(last, (self._rank - available) % len(last))
-        self._batches_served += min(self._world_size, available)
+            batch = last.batch((self._rank - self._available) % len(last))
+        served = min(self._world_size, self._available)
+        self._batches_served += served
+        self._available -= served
         while self._windows and self._batches_served >= len(self._windows[0]):
             self._batches_served -= len(self._windows.popleft())
         return batch
 
     def _batch(self, index: int) -> list[Any]:
-        for window in self._windows:
-            if index < len(window):
-                return self._batch_of(window, index)
+        """Batch `index`, counted from the start of the first window."""
+        windows = iter(self._windows)
+        while index >= len(window := next(windows)):
             index -= len(window)
-        raise AssertionError(index)
-
-    def _batch_of(self, window: Window, index: int) -> list[Any]:
-        self._latest = window.plan, index
         return window.batch(index)
 
-    def _num_available(self) -> int:
-        return sum(map(len, self._windows)) - self._batches_served
-
-    def _form_windows_for_step(self) -> int:
-        """Form windows until they have enough batches for a step. Returns the number of available batches."""
-        self._restore_open_window()
-        while (available := self._num_available()) < self._world_size and not self._ended:
-            window = self._maker.form(self._next_start)
-            if window is not None:
-                self._add(window)
-            elif self._infinite and self._next_start.counts != self._next_start.epoch_start_counts:
-                self._start_next_epoch()
-            else:
-                self._ended = True
-        return available
-
-    def _restore_open_window(self) -> None:
-        """Form the window again that was open at the initial position."""
-        position = self._not_restored
-        if position is None:
-            return
-        if position.num_items is not None:
-            window = self._maker.form_again(position.start, position.num_items, position.max_length)
-            if window is None or position.batches_served >= len(window):
-                raise ValueError("state_dict must be of the same items: its open window is different here")
-            counts = window.counts(position.batches_served)
-            if counts != position.counts:
+    def _add(self, window: Window | None) -> None:
+        """Add the window at `_next`, which may be a position in the middle of a window."""
+        served = self._next.batches_of_window
+        if served:
+            if window is None or not 0 < served < len(window) or window.position(served).served != self._next.served:
                 raise ValueError(
-                    "state_dict must be of the same items and lengths: what was served of its open window is "
-                    f"{position.counts} in the state, {counts} here"
+                    "state_dict must be of the same items and lengths: its open window is another one here"
                 )
-            self._add(window)
-        self._not_restored, self._batches_served = None, position.batches_served
-
-    def _add(self, window: Window) -> None:
+            self._batches_served = served
+        assert window is not None
         self._windows.append(window)
-        self._next_start = window.next_start
+        self._available += len(window) - served
+        self._next = window.position(len(window))
 
     def _check_epoch_large_enough(self) -> None:
-        is_first_step = self._windows and self._windows[0].start.counts == self._next_start.epoch_start_counts
-        if is_first_step and self._batches_served == 0:
+        if self._windows and self._windows[0].start.is_epoch_start and self._batches_served == 0:
             raise ValueError(
-                "remainder must be 'repeat' or 'empty' where an epoch does not suffice for all ranks, got 'drop' with "
-                f"{self._num_available()} batches for {self._world_size} ranks"
+                f"remainder must be 'repeat' or 'empty' for epochs of {self._available} batches on "
+                f"{self._world_size} ranks, got 'drop'"
             )
-
-    def _start_next_epoch(self) -> None:
-        self._next_start = self._maker.epoch_start(self._next_start.epoch + 1, self._next_start.counts)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from ...utils.checks import check_bool, check_count, check_int
+from ...utils.checks import check_count
 from ..batch_planning.plan import as_lengths
 from ..batch_planning.planner import BatchPlanner
-from .planned_batches import PlannedBatches
-from .rank_batches import Position, RankBatches
+from .planned_batches import PlannedBatches, checked_seed
+from .rank_batches import RankBatches
 from .readers import IndexReader
-from .schedule_progress import Counts
+from .state import Counts
 
 
 class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
@@ -39,8 +39,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     The state counts the batches that this sampler has yielded. A DataLoader with workers fetches batches ahead of
     training: take the state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
 
-    The budget is that of `lengths`. `ResumableLoader` checks the collated batches too, and that the dataset has as many
-    items as there are lengths. A DataLoader alone checks neither: pass the planner's `max_tokens` to the collator, and
+    The budget is that of `lengths`. `ResumableLoader` lets the package's collators check it, and compares the number of
+    items with that of lengths. A DataLoader alone checks neither: pass the planner's `max_tokens` to the collator, and
     compare `len(dataset)` with `len(lengths)`, since items without a length are never served.
 
     Args:
@@ -78,17 +78,14 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         remainder: str = "drop",
     ) -> None:
         own_lengths = as_lengths(lengths).copy()  # the caller may change its array
-        # The reader keeps these before the base class checks them.
-        check_bool("shuffle", shuffle)
-        seed = check_int("seed", seed, minimum=0)
+        order_seed = checked_seed(shuffle, seed)
         self.num_items = len(own_lengths)  #: number of lengths
         self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
         super().__init__(
-            IndexReader(own_lengths, seed if shuffle else None, whole=window is None),
+            IndexReader(own_lengths, order_seed, whole=window is None),
             planner,
             window=window,
-            shuffle=shuffle,
-            seed=seed,
+            seed=order_seed,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
@@ -104,17 +101,17 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         """
         if self._infinite:
             raise TypeError("an infinite LengthBatchSampler has no length")
-        start = self.position.start
-        key = start.epoch, start.epoch_start_counts
+        position = self.position
+        key = position.epoch, position.epoch_start
         if self._planned_length is None or self._planned_length[:2] != key:
-            rank_batches = self._start_epoch(*key)
+            rank_batches = self._rank_batches(self._maker.epoch_start(*key))
             self._planned_length = *key, sum(1 for _ in iter(rank_batches.step, None))
         return self._planned_length[2]
 
     @property
     def epoch(self) -> int:
         """The epoch of the last batch, or the next epoch once the end of an epoch was reached."""
-        return self.position.start.epoch
+        return self.position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next `iter()` at the beginning of this epoch, or where a state of it was just loaded.
@@ -123,23 +120,11 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         """
         epoch = check_count("epoch", epoch)
         position = self.position
-        is_same_epoch = epoch == position.start.epoch
-        if self._start_is_set and (is_same_epoch or (self._infinite and position.counts.batches)):
+        is_same_epoch = epoch == position.epoch
+        if self._start_is_set and (is_same_epoch or (self._infinite and position.served.batches)):
             return
-        counts = position.start.epoch_start_counts if is_same_epoch else position.counts
-        self.move_to(self._start_epoch(epoch, counts).position)
-
-    def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
-        position = super()._unpacked(state_dict)
-        start = position.start
-        items = start.counts.items - start.epoch_start_counts.items + (position.num_items or 0)
-        if items > self.num_items:
-            raise ValueError(f"state_dict must have at most {self.num_items} items in an epoch, got {items}")
-        return position
+        served = position.epoch_start if is_same_epoch else position.served
+        self.move_to(self._maker.epoch_start(epoch, served))
 
     def _next_pass(self) -> RankBatches:
         return self._current if self._infinite else self._rank_batches(self._current.next_epoch())
-
-    def _epochs(self, position: Position) -> float:
-        items = position.counts.items - position.start.epoch_start_counts.items
-        return position.start.epoch + (items / self.num_items if self.num_items else 0)

@@ -9,8 +9,8 @@ from ...utils.checks import check_int
 from ..batch_planning.planner import BatchPlanner
 from ..sources.base import Source
 from ..sources.item_tokens import count_tokens
-from .planned_batches import PlannedBatches
-from .rank_batches import Position, RankBatches
+from .planned_batches import PlannedBatches, checked_seed
+from .rank_batches import RankBatches
 from .readers import SourceReader
 
 
@@ -29,9 +29,8 @@ class LengthBatchStream(PlannedBatches):
 
     Each `iter()` continues after the last batch, in a new epoch if the epoch of the source has ended. A DataLoader with
     workers fetches batches ahead, and leaves them out if an iteration is interrupted. `ResumableLoader` continues after
-    the last batch that it yielded. A planner that
-    may cut items yields a `Piece` for each item. Long items that a schedule serves later are not kept in memory: the
-    source is read again.
+    the last batch that it yielded. A planner that may cut items yields a `Piece` for each item. Long items that a
+    schedule serves later are not kept in memory: the source is read again.
 
     Runs in the main process, which gives the items of each batch to a worker of the DataLoader.
 
@@ -66,30 +65,22 @@ class LengthBatchStream(PlannedBatches):
         remainder: str = "drop",
     ) -> None:
         if not isinstance(source, Source):
-            raise TypeError(
-                f"source must have __iter__, state_dict and load_state_dict, as seqwarm_kernels.data.Source, got "
-                f"{type(source).__name__}"
-            )
-        if not callable(length):
-            raise TypeError(f"length must be a function, got {type(length).__name__}")
+            raise TypeError(f"source must be a seqwarm_kernels.data.Source, got {type(source).__name__}")
         source_world_size = getattr(source, "world_size", 1)
         if source_world_size != 1:
             raise ValueError(
-                f"source must not be split by rank, got world_size {source_world_size}: every rank reads the whole "
-                "source and takes its own batches"
+                f"source must not be split by rank, got world_size {source_world_size}: every rank reads all of it"
             )
         if isinstance(planner, BatchPlanner) and planner.by_bucket and getattr(source, "infinite", False):
             raise ValueError(
-                "source must end its epochs, got infinite=True with warmup='bucket': long items are served at the end "
-                "of an epoch; iterate over the stream once for each epoch"
+                "source must end its epochs, got infinite=True with warmup='bucket', which serves long items last"
             )
         window = check_int("window", window, minimum=1)
         super().__init__(
             SourceReader(source, length),
             planner,
             window=window,
-            shuffle=shuffle,
-            seed=seed,
+            seed=checked_seed(shuffle, seed),
             rank=rank,
             world_size=world_size,
             remainder=remainder,
@@ -97,8 +88,7 @@ class LengthBatchStream(PlannedBatches):
 
     def __len__(self) -> int:
         raise TypeError(
-            "a LengthBatchStream has no length, and is not a dataset: pass it to DataLoader(ItemDataset(), "
-            "batch_sampler=stream, ...)"
+            "a LengthBatchStream has no length, and is no dataset: pass it as batch_sampler of a DataLoader"
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -107,6 +97,3 @@ class LengthBatchStream(PlannedBatches):
     def _next_pass(self) -> RankBatches:
         current = self._current
         return current if current.has_step() else self._rank_batches(current.next_epoch())
-
-    def _epochs(self, position: Position) -> float:
-        return position.start.epoch

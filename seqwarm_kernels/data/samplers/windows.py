@@ -1,83 +1,82 @@
-"""Windows: groups of items that are planned together, one window after another."""
+"""How batches are formed: a window of items that were not served yet, planned together at one length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..batch_planning.plan import IntArray, Piece, Plan
 from ..batch_planning.planner import BatchPlanner
-from .readers import Reader, select_items
-from .schedule_progress import Counts, ScheduleProgress
-from .served import ServedUpTo, UnservedItems, UnservedReader
+from .readers import Items, Reader, joined, select_items
+from .served import first_unserved, is_unserved, marked_served
+from .state import Counts, Cursor, Position
 
 #: A window of at least this many items is not doubled: an infinite source may have no item with tokens.
 _MANY_ITEMS = 100_000
 
-
-class Start(NamedTuple):
-    """Where a window begins: enough to form this window and every later one."""
-
-    epoch: int
-    served_up_to: tuple[ServedUpTo, ...]
-    counts: Counts  #: planned before the window
-    epoch_start_counts: Counts  #: planned before the epoch
-    min_length: int = 0  #: the current length is at least this, because no shorter item was left in the epoch
+_MAX_ATTEMPTS = 4
 
 
 class Window:
-    """The batches of some items, and where the next window begins.
+    """The batches of some items.
 
     Args:
+        start: the position before its first batch.
+        served_up_to: that of the position after its last batch.
         ends: (items,) int64, `BatchPlanner.ends`. None: batches hold whole items, not pieces.
     """
 
     def __init__(
         self,
-        start: Start,
-        items: Sequence[Any],
+        start: Position,
+        items: Sequence[Any] | IntArray,
         plan: Plan,
-        max_length: int | None,
-        next_start: Start,
+        served_up_to: tuple[tuple[int, Cursor], ...],
         ends: IntArray | None,
     ) -> None:
         self.start = start
-        self.plan = plan
-        self.max_length = max_length
-        self.next_start = next_start
-        self.num_items = len(items)
         self._items = items
+        self._plan = plan
+        self._served_up_to = served_up_to
         self._ends = ends
 
     def __len__(self) -> int:
         """Number of batches."""
-        return len(self.plan)
+        return len(self._plan)
 
     def batch(self, index: int) -> list[Any]:
         """The items of batch `index`, or pieces of items."""
-        indices, starts, lengths = self.plan.batch(index)
+        indices, starts, lengths = self._plan.batch(index)
         selected = select_items(self._items, indices)
         items = selected.tolist() if isinstance(selected, np.ndarray) else selected
         if self._ends is None:
             return items
         return list(map(Piece, items, starts.tolist(), lengths.tolist(), self._ends[indices].tolist()))
 
-    def counts(self, batches: int) -> Counts:
-        """The counts after the first `batches` batches."""
+    def position(self, batches: int) -> Position:
+        """The position after the first `batches` batches. That after the last one is the start of the next window."""
         items, tokens = self._sums
-        start = self.start.counts
-        return Counts(start.items + int(items[batches]), start.tokens + int(tokens[batches]), start.batches + batches)
+        before = self.start.served
+        served = Counts(
+            before.items + int(items[batches]), before.tokens + int(tokens[batches]), before.batches + batches
+        )
+        if batches == len(self):
+            return self.start._replace(served_up_to=self._served_up_to, served=served, window_start=served)
+        return self.start._replace(served=served)
 
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
-        return np.append(0, np.cumsum(self.plan.whole_items())), np.append(0, np.cumsum(self.plan.tokens()))
+        return np.append(0, np.cumsum(self._plan.whole_items())), np.append(0, np.cumsum(self._plan.tokens()))
 
 
 class WindowMaker:
-    """Forms windows of the items of a reader.
+    """Forms windows of the items of a reader. The same position always gives the same window.
+
+    The scheduler of the planner, if any, is asked for the length at what was planned. Its own progress is ignored.
 
     Args:
         window: maximum number of items that are planned together, more if they are packed and these have no
@@ -89,70 +88,174 @@ class WindowMaker:
     def __init__(
         self, reader: Reader, planner: BatchPlanner, window: int | None, seed: int | None, world_size: int
     ) -> None:
+        self._reader = reader
         self._planner = planner
         self._window = window
         self._seed = seed
-        self._schedule = ScheduleProgress(planner, window, world_size)
-        self._reader = UnservedReader(reader, planner, window)
+        self._world_size = world_size
+        self._milestones = [] if planner.scheduler is None else planner.scheduler.milestones()
+        self._changes = [milestone.progress for milestone in self._milestones]
 
-    def epoch_start(self, epoch: int, counts: Counts) -> Start:
+    def epoch_start(self, epoch: int, served: Counts) -> Position:
         """Where an epoch begins, once the previous one is over."""
-        return Start(epoch, self._reader.begin(), counts, epoch_start_counts=counts)
+        # The last bound also applies to longer items.
+        served_up_to = ((self._planner.longest or 0, self._reader.begin()),)
+        return Position(epoch, served_up_to, served=served, window_start=served, epoch_start=served)
 
-    def form(self, start: Start) -> Window | None:
-        """The window that begins at `start`, None at the end of the epoch."""
-        max_length = self._schedule.length(start.counts, start.min_length)
-        unserved = self._read_window(start, max_length)
-        if len(unserved.lengths) > 0:
-            count, plan = self._schedule.plan(start.counts, unserved.lengths, max_length, self._seeds(start))
-            return self._make_window(start, unserved, count, plan, max_length)
-        if not self._planner.by_bucket:
-            return None
-        shortest = self._reader.shortest(start.epoch, start.served_up_to)
-        if shortest is None:
-            return None
-        return self.form(start._replace(min_length=self._schedule.next_length(shortest)))
+    def form(self, position: Position) -> Window | None:
+        """The open window of `position`, None at the end of the epoch."""
+        start = position._replace(served=position.window_start)
+        max_length = self._length(start)
+        read = self._read_window(start, max_length)
+        if len(read) == 0:
+            shortest = self._shortest(start) if self._planner.by_bucket else None
+            return None if shortest is None else self.form(start._replace(min_length=self._next_length(shortest)))
+        count, plan = self._plan(start, read.lengths, max_length)
+        bound = max_length if self._planner.by_bucket and max_length is not None else start.served_up_to[-1][0]
+        served_up_to = marked_served(start.served_up_to, bound, read.cursor_after(count))
+        ends = self._planner.ends(read.lengths[:count], max_length) if self._planner.cuts_items else None
+        # A copy would cost time, and the items that are not planned are in the next window.
+        return Window(start, read.items if count == len(read) else read.items[:count], plan, served_up_to, ends)
 
-    def form_again(self, start: Start, num_items: int, max_length: int | None) -> Window | None:
-        """A window that was formed before, None if there are fewer items now."""
-        unserved = self._read(start, max_length, num_items)
-        if len(unserved.lengths) < num_items:
-            return None
-        plan = self._planner.plan(unserved.lengths, max_length=max_length, seeds=self._seeds(start))
-        return self._make_window(start, unserved, num_items, plan, max_length)
-
-    def _read_window(self, start: Start, max_length: int | None) -> UnservedItems:
+    def _read_window(self, start: Position, max_length: int | None) -> Items:
         """The items of the next window. Packed items without tokens are read together with one that has tokens.
 
         Alone, they would be a batch without tokens.
         """
-        count, unserved = self._window, self._read(start, max_length, self._window)
+        count, read = self._window, self._read(start, max_length, self._window)
         while self._planner.packed and count is not None and count < _MANY_ITEMS:
-            if len(unserved.lengths) < count or unserved.lengths.any():
+            if len(read) < count or read.lengths.any():
                 break
             count *= 2
-            unserved = self._read(start, max_length, count)
-        return unserved
+            read = self._read(start, max_length, count)
+        return read
 
-    def _read(self, start: Start, max_length: int | None, count: int | None) -> UnservedItems:
-        longest = max_length if self._planner.by_bucket else None
-        return self._reader.read(start.epoch, start.served_up_to, longest, count)
+    def _read(self, start: Position, max_length: int | None, count: int | None) -> Items:
+        """The first `count` items that were not served. Under warmup by bucket, those of at most `max_length` tokens.
 
-    def _seeds(self, start: Start) -> Sequence[int] | None:
-        if self._seed is None:
+        There are fewer at the end of the epoch.
+        """
+        if not self._planner.by_bucket or max_length is None:
+            return self._read_all(start.epoch, start.served_up_to[0][1], count)
+        parts, missing = [], count
+        for read in self._windows(start.epoch, first_unserved(start.served_up_to, max_length)):
+            chosen = np.flatnonzero(is_unserved(start.served_up_to, read, max_length))[:missing]
+            parts.append(read.select(chosen))  # `read` itself would keep its other items in memory
+            if missing is not None and (missing := missing - len(chosen)) == 0:
+                break
+        return joined(parts)
+
+    def _shortest(self, start: Position) -> int | None:
+        """Length of the shortest unserved item, at most the last bound; None at the end of the epoch."""
+        bound, cursor = start.served_up_to[-1]
+        shortest = bound + 1
+        for read in self._windows(start.epoch, cursor):
+            lengths = np.minimum(read.lengths, bound)[is_unserved(start.served_up_to, read, bound)]
+            shortest = int(lengths.min(initial=shortest))
+        return shortest if shortest <= bound else None
+
+    def _windows(self, epoch: int, cursor: Cursor) -> Iterator[Items]:
+        """All items of the epoch from `cursor` on, a window at a time."""
+        while True:
+            read = self._read_all(epoch, cursor, self._window)
+            yield read
+            if self._window is None or len(read) < self._window:
+                return
+            cursor = read.cursor_after(len(read))
+
+    def _read_all(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
+        read = self._reader.read(epoch, cursor, count)
+        self._planner.check(read.lengths, cursor["position"])
+        return read
+
+    def _length(self, start: Position) -> int | None:
+        """The current length; None without a scheduler."""
+        scheduler = self._planner.scheduler
+        if scheduler is None:
             return None
-        # Counts the items of this epoch only, so that epoch n is the same whatever was served before it.
-        return self._seed, start.epoch, start.counts.items - start.epoch_start_counts.items
+        return max(scheduler.seq_length_at(self._progress(start.served)), start.min_length)
 
-    def _make_window(
-        self, start: Start, unserved: UnservedItems, count: int, plan: Plan, max_length: int | None
-    ) -> Window:
-        items, served_up_to = unserved.serve(count)
-        counts = Counts(
-            start.counts.items + count,
-            start.counts.tokens + int(plan.lengths.sum()),
-            start.counts.batches + len(plan),
-        )
-        next_start = start._replace(served_up_to=served_up_to, counts=counts)
-        ends = self._planner.ends(unserved.lengths[:count], max_length) if self._planner.cuts_items else None
-        return Window(start, items, plan, max_length, next_start, ends)
+    def _next_length(self, min_length: int) -> int:
+        """The shortest length of the schedule that is at least `min_length`, else the scheduler's max_seq_length."""
+        assert self._planner.scheduler is not None
+        lengths = [milestone.seq_length for milestone in self._milestones if milestone.seq_length >= min_length]
+        return min(lengths, default=self._planner.scheduler.max_seq_length)
+
+    def _plan(self, start: Position, lengths: IntArray, max_length: int | None) -> tuple[int, Plan]:
+        """How many of the first items are planned now, at least one, and the plan for them.
+
+        If packed, one of them has tokens, unless no item has.
+        """
+        seeds = None
+        if self._seed is not None:
+            # Counts the items of this epoch only, so that epoch n is the same whatever was served before it.
+            seeds = self._seed, start.epoch, start.served.items - start.epoch_start.items
+        count = self._count_until_change(start.served, lengths, max_length)
+        if self._planner.packed:
+            count = max(count, int((lengths > 0).argmax()) + 1)
+            if count == len(lengths) == self._window:
+                return _plan_full_packs(self._planner, lengths, max_length, seeds)
+        return count, self._planner.plan(lengths[:count], max_length=max_length, seeds=seeds)
+
+    def _count_until_change(self, served: Counts, lengths: IntArray, max_length: int | None) -> int:
+        """How many of the first items are planned before the schedule's length changes, at least one."""
+        next_change = bisect_right(self._changes, self._progress(served))
+        if next_change == len(self._changes):
+            return len(lengths)
+        change, unit = self._changes[next_change], self._unit
+        if unit == "step":
+            batches = change * self._world_size - served.batches
+            return _count_for_batches(self._planner, lengths, max_length, batches)
+        if unit == "token":
+            tokens = np.cumsum(self._planner.tokens(lengths, max_length))
+            count = int(np.searchsorted(tokens, change - served.tokens)) + 1
+        else:
+            count = change - served.items
+        return min(count, len(lengths))
+
+    @property
+    def _unit(self) -> str | None:
+        return None if self._planner.scheduler is None else self._planner.scheduler.unit
+
+    def _progress(self, served: Counts) -> int:
+        if self._unit == "step":
+            return served.batches // self._world_size
+        return served.tokens if self._unit == "token" else served.items
+
+
+def _count_for_batches(planner: BatchPlanner, lengths: IntArray, max_length: int | None, batches: int) -> int:
+    """How many of the first items fit into `batches` batches, at least one."""
+
+    def fits(count: int) -> bool:
+        return planner.num_batches(lengths[:count], max_length) <= batches
+
+    low, high = 1, 2
+    while high < len(lengths) and fits(high):
+        low, high = high, 2 * high
+    high = min(high, len(lengths))
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _plan_full_packs(
+    planner: BatchPlanner, lengths: IntArray, max_length: int | None, seeds: Sequence[int] | None
+) -> tuple[int, Plan]:
+    """How many of the first items fill their packs, and the plan for them.
+
+    Planning all items would leave the last pack half empty on average.
+    """
+    tokens = np.cumsum(planner.tokens(lengths, max_length))
+    assert planner.max_tokens is not None
+    packs, reserve = int(tokens[-1]) // planner.max_tokens, 0
+    for _ in range(_MAX_ATTEMPTS if packs else 0):
+        count = int(np.searchsorted(tokens, packs * planner.max_tokens - reserve, side="right"))
+        plan = planner.plan(lengths[:count], max_length=max_length, seeds=seeds)
+        if count and len(plan) <= packs:
+            return count, plan
+        overflow = int(plan.padded_tokens.min(initial=planner.max_tokens))
+        reserve = max(2 * reserve, overflow)
+    return len(lengths), planner.plan(lengths, max_length=max_length, seeds=seeds)
