@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from .. import __version__
+from ..utils.urls import without_secrets
 from . import check, completion, demo, info, padding, plan, reach, tune
 from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_json
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parsed = make_parser().parse_args(arguments)
-    parsed.command_line = shlex.join(["seqwarm", *arguments])
+    parsed.command_line = without_secrets(shlex.join(["seqwarm", *arguments]))
     try:
         with redirect_stdout(sys.stderr) if parsed.json else nullcontext():  # a user's training may print
             result = parsed.run(parsed)
@@ -79,5 +80,5 @@ def _print(result: Result, as_json: bool) -> None:
 
 
 def _fail(command: str, error: Exception | str, status: int) -> int:
-    print(f"seqwarm {command}: error: {error}", file=sys.stderr)
+    print(f"seqwarm {command}: error: {without_secrets(str(error))}", file=sys.stderr)
     return status

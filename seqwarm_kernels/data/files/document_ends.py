@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from ...utils.progress import standard_error
 from ..batch_planning.plan import IntArray
 from .reader import ChunkError, reason_of
 from .remote import AnyPath, check_location, is_path, open_whole, write_file
@@ -96,13 +97,13 @@ def _load_ends(path: AnyPath) -> Any:
 
 
 def _search(array: TokenArray, separator: Separator) -> IntArray:
-    parts = [np.zeros(1, np.int64), *_positions(array, separator), np.full(1, array.tokens)]
-    if len(parts) == 2:
+    found = np.concatenate([*_positions(array, separator)])
+    if not len(found):
         raise array.file.error(
             f"token {separator.token} is not among the {array.tokens:,} tokens of {array.dtype}: "
             f"{separator.name} or dtype must be another one"
         )
-    boundaries = np.concatenate(parts)
+    boundaries = np.concatenate([[0], found, [array.tokens]])
     return boundaries[np.append(True, np.diff(boundaries) > 0)]  # 0 and the end may stand twice
 
 
@@ -114,16 +115,13 @@ def _positions(array: TokenArray, separator: Separator) -> Iterator[IntArray]:
         tokens = array.file.read(array.dtype, array.first_byte + first * array.dtype.itemsize, count)
         return count, np.flatnonzero(tokens == separator.token) + (first + int(separator.at_end))
 
-    bar = tqdm(total=array.tokens, desc=f"find documents in {array.file.path.name}", unit=" tokens", **_BAR)
-    with bar:
+    title, file = f"find documents in {array.file.path.name}", standard_error()
+    with tqdm(
+        total=array.tokens, desc=title, unit=" tokens", unit_scale=True, disable=None, leave=False, file=file
+    ) as bar:
         for count, positions in read_ahead(found, range(0, array.tokens, _TOKENS_PER_READ), _THREADS):
-            if len(positions):
-                yield positions
+            yield positions
             bar.update(count)
-
-
-#: Only on a terminal, and gone when it is done.
-_BAR: dict[str, Any] = {"unit_scale": True, "disable": None, "leave": False}
 
 
 def _index_path(path: Path, separator: Separator, index_folder: AnyPath | None) -> AnyPath:

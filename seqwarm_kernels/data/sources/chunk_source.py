@@ -10,7 +10,7 @@ from ...utils.checks import check_iterable
 from ..batch_planning.plan import IntArray
 from ..files.lengths import lengths_path, read_lengths
 from ..files.manifest import Chunk, Manifest
-from ..files.reader import format_of, read_chunk
+from ..files.reader import chunk_errors, format_of, read_chunk
 from ..files.remote import AnyPath, PathLike, RemotePath, check_location, check_named_once, file_size, is_path
 from .base import fingerprint
 from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk, check_settings
@@ -115,13 +115,15 @@ class ChunkSource(ChunkedSource):
 def _find(paths: Any, with_lengths: bool) -> tuple[list[AnyPath], list[Chunk | None]]:
     if is_single := is_path(paths):
         path = check_location("paths", paths)
-        if not path.exists():
+        with chunk_errors(path):
+            exists, is_folder = path.exists(), path.is_dir()
+        if not exists:
             raise ValueError(f"paths must exist, got {str(path)!r}: no such file or folder")
-        if path.is_dir():
+        if is_folder:
             return _in_folder(path, with_lengths)
     files = _checked_paths([paths] if is_single else paths)
     if with_lengths:
-        raise ValueError(f"with_lengths needs a folder of write_chunks as paths, got {paths!r:.80}")
+        raise ValueError(f"with_lengths needs a folder of write_chunks as paths, got {', '.join(map(str, files)):.80}")
     return files, [None] * len(files)
 
 
