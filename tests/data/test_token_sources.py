@@ -469,3 +469,36 @@ def test_a_state_of_a_block_that_does_not_exist(tmp_path):
     source.load_state_dict({**state, "block": 6})
     with pytest.raises(ValueError, match="block of state_dict must be at most 6, got 7"):
         source.load_state_dict({**state, "block": 7})
+
+
+@pytest.mark.parametrize("vocabulary", [300, 50_257, 128_256])
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
+def test_a_wider_dtype_is_not_read_as_the_default(tmp_path, dtype, vocabulary):
+    """[11, 12, 7] was read as [11, 0, 12, 0, 7, 0]."""
+    tokens = np.random.default_rng(0).integers(8, vocabulary, 5000)
+    tokens[9::10] = 7
+    path = tmp_path / "train.bin"
+    tokens.astype(dtype).tofile(path)
+    for arguments in ({"end_token": 7}, {"start_token": 7}, {"document_ends": [5000]}):
+        with pytest.raises(ValueError, match=rf"dtype must be .*{dtype}.* for {path}"):
+            TokenSource(path, **arguments)
+        assert sum(TokenSource(path, dtype=dtype, **arguments).lengths()) == 5000
+    assert len(TokenSource(path, end_token=7, dtype="uint16").lengths()) >= 500  # as it was said
+
+
+@pytest.mark.parametrize("tokens", [[11, 12, 7], [-1, 11, -1], [11, 12, 13, 7]])
+def test_a_wider_dtype_of_a_small_file(tmp_path, tokens):
+    path = tmp_path / "train.bin"
+    np.array(tokens, np.int32).tofile(path)
+    with pytest.raises(ValueError, match="dtype must be int32 or uint32"):
+        TokenSource(path, end_token=7)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 65, 256, 50_257])
+def test_tokens_of_the_default_dtype_are_not_taken_for_wider_ones(tmp_path, vocabulary):
+    path = tmp_path / "train.bin"
+    generator = np.random.default_rng(0)
+    for tokens in (generator.integers(0, vocabulary, 5000), generator.zipf(1.2, 5000) % vocabulary, np.zeros(5000)):
+        tokens = tokens.astype(np.uint16)
+        tokens.tofile(path)
+        assert np.array_equal(np.concatenate(list(TokenSource(path, document_ends=[5000]))), tokens)

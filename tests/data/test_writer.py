@@ -307,9 +307,7 @@ def test_a_refused_call_does_not_bind_the_repaired_one(tmp_path, refused, settin
 def test_chunks_bind_without_a_finished_manifest(tmp_path):
     with pytest.raises(ValueError, match="item 1 has a newline"):
         write_chunks(["a", "b\nc"], tmp_path, 1)
-    with pytest.raises(
-        ValueError, match="another format: 'text' there, 'jsonl' here; write these items into another folder"
-    ):
+    with pytest.raises(ValueError, match="another format: 'text' there, 'jsonl' here"):
         write_chunks(["a", "b\nc"], tmp_path, 1, format="jsonl")
     assert write_chunks(["a", "bc"], tmp_path, 1).items == 2
 

@@ -9,6 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...utils.checks import check_choice, check_iterable, needs
+from ...utils.progress import standard_error
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
@@ -170,7 +171,7 @@ def _encoded_lengths(items: list[str], encode: Callable[[list[str]], Iterable[An
 
 def _progress_bar(items: list[Any], name: str, unit: str) -> tqdm[Any]:
     """Only on a terminal, and gone when it is done."""
-    return tqdm(items, desc=name, unit=unit, unit_scale=True, disable=None, leave=False)
+    return tqdm(items, desc=name, unit=unit, unit_scale=True, disable=None, leave=False, file=standard_error())
 
 
 def _train_bpe(items: list[str]) -> Any:
