@@ -179,7 +179,7 @@ def check_location(name: str, value: object) -> AnyPath:
         import tenacity  # noqa: F401
         from upath import UPath
     is_cached = isinstance(value, str) and value.startswith(_CACHED)
-    location = value.removeprefix(_CACHED).rstrip("/") if isinstance(value, str) else value
+    location: Any = value.removeprefix(_CACHED).rstrip("/") if isinstance(value, str) else value
     location = f"{location}//" if str(location).endswith(":") else location  # the root of a store
     if "::" in str(location):
         raise ValueError(f"{name} must be a path, a URL, or filecache:: and a URL, got {without_secrets(str(value))!r}")
