@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqwarm_kernels.data import ChunkError, ChunkSource
+from seqwarm_kernels.data import ChunkError, ChunkSource, write_chunks
 from seqwarm_kernels.data.files import remote, transfers
 from seqwarm_kernels.data.files.remote import (
     RemotePath,
@@ -169,11 +169,15 @@ def test_a_store_that_cannot_be_reached_is_not_an_empty_folder(s3, monkeypatch):
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
     path = check_location("path", "s3://bucket/nothing")
     assert not path.exists()
-    for use in (path.exists, path.is_dir, lambda: ChunkSource(path)):
-        with (
-            s3.fail("500", "nothing", method="HEAD", times=100),
-            pytest.raises((OSError, ChunkError), match="3 attempts"),
-        ):
+    folder = check_location("path", "s3://bucket/unread")
+    write_chunks(["a"], folder, progress=False)
+    for use, error, method in (
+        (path.exists, OSError, "HEAD"),
+        (path.is_dir, OSError, "HEAD"),
+        (lambda: ChunkSource(path), ChunkError, "HEAD"),
+        (lambda: ChunkSource(folder), ChunkError, "GET"),
+    ):
+        with s3.fail("500", "n", method=method, times=1000), pytest.raises(error, match="3 attempts failed"):
             use()
 
 

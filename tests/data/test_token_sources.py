@@ -155,13 +155,13 @@ def test_given_ends(tmp_path, as_file):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([3, 2, 30], "document_ends must not decrease, got 2 after 3 at index 1"),
-        ([-1, 30], "document_ends must not decrease, got -1 after 0 at index 0"),
+        ([3, 2, 30], "document_ends must not decrease"),
+        ([-1, 30], "document_ends must not decrease"),
         ([3, 29], "document_ends must end with the number of tokens, 30 in "),
         ([3, 31], "document_ends must end with the number of tokens, 30 in "),
         ([], "document_ends must "),
-        ([3.5, 30], "document_ends must be ints, or a .npy file of ints, got float64"),
-        ([[3, 30]], r"document_ends must be ints, or a .npy file of ints, got int64 of shape \(1, 2\)"),
+        ([3.5, 30], "document_ends must be ints in one dimension, got float64"),
+        ([[3, 30]], r"document_ends must be ints in one dimension, got int64 of shape \(1, 2\)"),
     ],
 )
 def test_ends_that_do_not_fit(tmp_path, given, message):

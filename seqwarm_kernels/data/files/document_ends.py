@@ -50,7 +50,7 @@ def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyP
     """
     path = _index_path(array.file.local, separator, index_folder)
     made_from = _made_from(array, separator)
-    boundaries = _kept(path, made_from, array.tokens)
+    boundaries = _kept(path, made_from)
     if boundaries is None:
         boundaries = _search(array, separator)
         _keep(path, made_from, boundaries)
@@ -61,29 +61,20 @@ def given_boundaries(array: TokenArray, ends: object) -> IntArray:
     """The boundaries of documents that end at `ends`: ints, or the path or URL of a .npy file of them.
 
     Raises:
-        TypeError: `ends` are not ints.
+        TypeError: `ends` are not ints in one dimension.
         ValueError: `ends` decrease, or the last one is not the number of tokens.
         ChunkError: The .npy file cannot be read.
     """
-    name = "document_ends"
-    if is_path(ends):
-        ends = _load_ends(check_location(name, ends))
-    try:
-        found = np.asarray(ends)
-    except ValueError as error:
-        raise TypeError(f"{name} must be ints, got {type(ends).__name__}") from error
+    found = np.asarray(_load_ends(check_location("document_ends", ends)) if is_path(ends) else ends)
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be ints, or a .npy file of ints, got {found.dtype} of shape {found.shape}")
+        raise TypeError(f"document_ends must be ints in one dimension, got {found.dtype} of shape {found.shape}")
     boundaries = np.append(0, found.astype(np.int64))
-    falls = np.flatnonzero(np.diff(boundaries) < 0)
-    if len(falls):
-        before, after = boundaries[falls[0] : falls[0] + 2].tolist()
-        raise ValueError(
-            f"{name} must not decrease, got {after} after {before} at index {falls[0]} for {array.file.path}"
-        )
+    if (np.diff(boundaries) < 0).any():
+        raise ValueError(f"document_ends must not decrease, those of {array.file.path} do")
     if boundaries[-1] != array.tokens:
         raise ValueError(
-            f"{name} must end with the number of tokens, {array.tokens} in {array.file.path}, got {boundaries[-1]}"
+            f"document_ends must end with the number of tokens, {array.tokens} in {array.file.path}, got "
+            f"{boundaries[-1]}"
         )
     return boundaries
 
@@ -138,19 +129,13 @@ def _made_from(array: TokenArray, separator: Separator) -> str:
     return json.dumps(entries)
 
 
-def _kept(path: AnyPath, made_from: str, tokens: int) -> IntArray | None:
+def _kept(path: AnyPath, made_from: str) -> IntArray | None:
     """The boundaries in a file, None if it is missing, damaged, or of an older file of tokens."""
     try:
         with open_whole(path) as file, np.load(file) as entries:
-            if str(entries["made_from"]) != made_from:
-                return None
-            boundaries = entries["boundaries"]
-    except Exception:  # NumPy and zipfile raise errors of many types for a damaged file
+            return entries["boundaries"] if str(entries["made_from"]) == made_from else None
+    except Exception:  # NumPy and zipfile, which compares checksums, raise errors of many types for a damaged file
         return None
-    is_valid = boundaries.dtype == np.int64 and boundaries.ndim == 1 and len(boundaries) > 1
-    if not is_valid or boundaries[0] != 0 or boundaries[-1] != tokens or (np.diff(boundaries) < 0).any():
-        return None
-    return boundaries
 
 
 def _keep(path: AnyPath, made_from: str, boundaries: IntArray) -> None:
