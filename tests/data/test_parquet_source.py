@@ -10,7 +10,7 @@ import pytest
 
 from seqwarm_kernels.data import ChunkError, ChunkSource, ParquetSource, count_lengths, write_chunks
 from seqwarm_kernels.data.files import lengths, transfers
-from seqwarm_kernels.data.files.remote import check_location, read_range, write_file
+from seqwarm_kernels.data.files.remote import check_location, read_range, visible_files, write_file
 
 from ..support.tiers import first_fast
 from .made import TEXTS, through_json
@@ -139,7 +139,7 @@ def lengths_of(path):
     """Where the lengths of a file are kept."""
     name = path.name.partition(".")[0]
     (found,) = (
-        each for each in path.parent.iterdir() if each.name.startswith(f"{name}.") and each.name.endswith(".npy")
+        each for each in visible_files(path.parent) if each.name.startswith(f"{name}.") and each.name.endswith(".npy")
     )
     return found
 

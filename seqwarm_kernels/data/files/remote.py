@@ -11,7 +11,7 @@ import io
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -80,15 +80,6 @@ class RemotePath:
             return str(self.call(lambda fs, path: fs.info(path)["type"]))
         except FileNotFoundError:
             return None
-
-    def iterdir(self) -> Iterator[RemotePath]:
-        """Files and folders in this folder. A folder of an object store that does not exist is empty."""
-        try:
-            here, found = self.call(lambda fs, path: (path.strip("/"), fs.ls(path, detail=False)))
-        except FileNotFoundError:
-            return
-        paths = (path.strip("/") for path in sorted(found))
-        yield from (self / posixpath.basename(path) for path in paths if path != here)
 
     def mkdir(self, *, parents: bool, exist_ok: bool) -> None:
         """Create the folder, always with its parents, where the store has folders. A bucket is not created."""
