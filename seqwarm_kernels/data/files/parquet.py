@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ...utils.checks import needs
 from .lengths import MAX_LENGTH
 from .reader import ChunkError, reason_of
-from .remote import AnyPath, RemotePath, file_size, open_file, read_range
-from .transfers import with_retries
+from .remote import AnyPath, file_size, open_file, read_range
 
 T = TypeVar("T")
 
@@ -142,15 +141,11 @@ def _read_columns(path: AnyPath, footer: Footer, group: int, columns: list[str])
 
 
 def _read(path: AnyPath, place: str, read: Callable[[Any], T]) -> T:
-    """Call `read` with the opened file. A file at a URL is opened again after an error that may pass."""
+    """Call `read` with the opened file."""
     import pyarrow.parquet as pq
 
-    def opened() -> T:
-        with open_file(path) as file:
-            return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
-
-    with _naming(path, place):
-        return with_retries(opened) if isinstance(path, RemotePath) else opened()
+    with _naming(path, place), open_file(path) as file:
+        return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
 
 
 def _list_lengths(values: Any) -> NDArray[np.int64]:
