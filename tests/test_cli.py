@@ -190,6 +190,8 @@ def _skip_without_kernels():
     [
         (ImportError("no package"), 1, "seqwarm info: error: no package\n"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (OSError(30, "Read-only file system", "folder"), 2, "Read-only file system: 'folder'"),
+        (PermissionError(13, "Permission denied", "folder"), 2, "Permission denied: 'folder'"),
         (KeyboardInterrupt(), 130, "seqwarm info: error: stopped\n"),
     ],
 )

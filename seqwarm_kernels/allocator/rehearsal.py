@@ -9,6 +9,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
+from ..utils.progress import standard_error
 from .distributed import Outcome, RankConsensus
 from .example_batch import TrainingBatches
 from .memory import Memory, fragmentation_advice, is_out_of_memory
@@ -51,7 +52,8 @@ class Warmup:
         for _ in range(_MOST_REHEARSALS if lengths else 0):
             before = self.memory.allocations()
             self.training_pass.forget()
-            for length in tqdm(lengths, desc="warmup_allocator", unit="length", disable=None, leave=False):
+            bar = {"desc": "warmup_allocator", "unit": "length", "disable": None, "leave": False}
+            for length in tqdm(lengths, **bar, file=standard_error()):
                 problem = self._try_length(rows, length, passes=1)
                 if problem is not None:
                     return problem

@@ -6,6 +6,7 @@ No file of this folder imports torch at its top, so that help and shell completi
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shlex
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from .. import __version__
+from ..utils.progress import standard_error
+from ..utils.urls import without_secrets
 from . import check, completion, demo, info, padding, plan, reach, tune
 from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_json
 
@@ -21,6 +24,9 @@ from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_json
 COMMANDS = {
     "info": info, "check": check, "plan": plan, "padding": padding, "tune": tune, "demo": demo, "reach": reach,
 }  # fmt: skip
+
+#: Errors of files and folders that the user named. Others, such as a full disk, are no wrong usage.
+_OF_NAMES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 _DESCRIPTION = "Sequence-length warmup and ALiBi attention for PyTorch. `seqwarm COMMAND --help` describes a command."
 
@@ -37,15 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parsed = make_parser().parse_args(arguments)
-    parsed.command_line = shlex.join(["seqwarm", *arguments])
+    parsed.command_line = without_secrets(shlex.join(["seqwarm", *arguments]))
     try:
         with redirect_stdout(sys.stderr) if parsed.json else nullcontext():  # a user's training may print
             result = parsed.run(parsed)
         _print(result, parsed.json)
     except CommandError as error:
         return _fail(parsed.command, error, error.status)
-    except (ImportError, OSError) as error:
+    except ImportError as error:
         return _fail(parsed.command, error, 1)
+    except OSError as error:
+        return _fail(parsed.command, error, 2 if isinstance(error, _OF_NAMES) or error.errno == errno.EROFS else 1)
     except KeyboardInterrupt:
         return _fail(parsed.command, "stopped", 130)
     return result.status
@@ -79,5 +87,5 @@ def _print(result: Result, as_json: bool) -> None:
 
 
 def _fail(command: str, error: Exception | str, status: int) -> int:
-    print(f"seqwarm {command}: error: {error}", file=sys.stderr)
+    print(f"seqwarm {command}: error: {without_secrets(str(error))}", file=standard_error())
     return status

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
+from ..utils.progress import standard_error
 from .common import UNITS, Result, add_figure, add_pacing, check_figure, pacing, usage_errors
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> Result:
         print(
             f"seqwarm plan: warning: the run of {total:,} {scheduler.unit}s ends before the full length, which "
             f"--duration sets to {arguments.duration:,} {scheduler.unit}s",
-            file=sys.stderr,
+            file=standard_error(),
         )
     if arguments.figure is not None:
         draw(plan, arguments.figure)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..utils.progress import standard_error
 from .common import (
     UNITS,
     CommandError,
@@ -130,7 +131,7 @@ def _search(arguments: argparse.Namespace) -> TunedSchedule | NoStableSchedule:
             pacing=pacing(arguments.root),
             seed=arguments.seed,
             folder=arguments.folder,
-            progress=sys.stderr.isatty(),
+            progress=standard_error().isatty(),
             **options,
         )
     except NoStableSchedule as not_found:

@@ -16,6 +16,7 @@ from ..allocator.report import AllocatorReport
 from ..allocator.warmup import warmup_allocator
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
+from ..utils.progress import standard_error
 from .batches import Batch, PackedText, training_batch, validation_set
 from .model import build_model, next_byte_loss
 from .records import RUNS, WARMUP, Record
@@ -210,6 +211,7 @@ def run_both(folder: ReportFolder, settings: Settings, corpus: Corpus) -> list[R
             unit=" tokens",
             unit_scale=True,
             disable=None,  # no bar where the output is not a terminal
+            file=standard_error(),
         ) as bar:
             for record in trainer.train(bar):
                 records.append(record)

@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from ..ops import backends
+from ..utils.progress import standard_error
 from .calls import CALLS
 from .exact import Comparison
 
@@ -35,7 +36,9 @@ def devices() -> list[str]:
 
 def check_backends(names: Collection[str]) -> Iterator[CheckedBackend]:
     """Check the named backends where they serve."""
-    for operator, device, backend, dtype in tqdm(list(_served(names)), desc="comparing", leave=False):
+    for operator, device, backend, dtype in tqdm(
+        list(_served(names)), desc="comparing", leave=False, file=standard_error()
+    ):
         yield check_backend(operator, device, backend, dtype)
 
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ..attention.functional import alibi_attention
 from ..attention.slopes import alibi_bias, alibi_slopes
 from ..resizing.functional import resize_batch
+from ..utils.progress import standard_error
 
 SIZES = ((8, 128), (4, 512), (2, 1024))  #: batch size and length
 IMPLEMENTATIONS = ("seqwarm_kernels", "SDPA, bias as mask", "eager", "copy")
@@ -30,7 +31,7 @@ class TimedCase:
 def time_all() -> Iterator[TimedCase]:
     """Times on the GPU in bfloat16 where there is one, else on the CPU in float32."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for batch_size, length in tqdm(SIZES, desc="timing", leave=False):
+    for batch_size, length in tqdm(SIZES, desc="timing", leave=False, file=standard_error()):
         yield from time_attention(batch_size, length, device)
         yield time_resizing(batch_size, length, device)
 

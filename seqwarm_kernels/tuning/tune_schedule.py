@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from ..schedule.pacing import Pacing
 from ..utils.checks import check_bool, check_path
+from ..utils.progress import standard_error
 from .configuration import SearchConfiguration
 from .result import NoStableSchedule, TunedSchedule
 from .search import largest_stable
@@ -132,6 +133,7 @@ def _finish(
         unit=f" {scheduler.unit}s",
         unit_scale=True,
         disable=not progress,
+        file=standard_error(),
     )
 
     def on_validation(trial: Trial) -> None:

@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def s3():
     """A local S3 server with the bucket "bucket"."""
-    for package in ("s3fs", "moto", "flask_cors"):
+    for package in ("s3fs", "moto", "flask_cors", "upath", "tenacity"):
         pytest.importorskip(package)
     from ..support.s3 import served_bucket
 

@@ -84,7 +84,7 @@ def test_a_file_truncated_inside_its_last_line(tmp_path):
     manifest = write_chunks(ITEMS[:20], tmp_path, 10, compression="none")
     path = tmp_path / manifest.chunks[1].file
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ChunkError, match=f"{path}, line 10: the file has 77 bytes, expected 80"):
+    with pytest.raises(ChunkError, match=f"{path}: the file has 77 bytes, expected 80"):
         list(ChunkSource(tmp_path))
 
 
@@ -99,7 +99,7 @@ def test_a_list_of_files(tmp_path):
 def test_json_that_is_nested_too_deeply_can_be_skipped(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "b.jsonl").write_text("1\n")
-    with pytest.warns(UserWarning, match=r"a\.jsonl, line 1: the JSON is nested too deeply"):
+    with pytest.warns(UserWarning, match=r"a\.jsonl, line 1: invalid JSON: .*recursion"):
         assert list(ChunkSource(sorted(tmp_path.iterdir()), on_error="skip")) == [1]
 
 
@@ -154,9 +154,9 @@ def test_paths_and_settings_that_do_not_fit(tmp_path, folder):
 
 
 def test_folders_that_are_not_ready(tmp_path):
-    with pytest.raises(ValueError, match=r"has no manifest\.json: .* Pass its \.txt or \.jsonl files as a list"):
+    with pytest.raises(ValueError, match=r"has no manifest\.json: .* pass its \.txt or \.jsonl files"):
         ChunkSource(tmp_path)
-    with pytest.raises(ValueError, match="item 1 has several"):
+    with pytest.raises(ValueError, match="item 1 has a newline"):
         write_chunks(["a", "b\nc"], tmp_path, 1)
     with pytest.raises(ValueError, match="write_chunks has not finished"):
         ChunkSource(tmp_path)

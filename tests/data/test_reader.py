@@ -21,21 +21,20 @@ def compressed(kind, content=LINES):
 
 @pytest.mark.parametrize("kind", COMPRESSIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
-def test_a_truncated_file_names_the_line(tmp_path, kind, share):
+def test_a_truncated_file(tmp_path, kind, share):
     path, content = tmp_path / f"a.jsonl.{kind}", compressed(kind)
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ChunkError, match="the compressed file is truncated") as error:
-        read_chunk(path)
-    assert str(error.value).startswith(f"{path}, line {error.value.line}: ")
-    assert 1 <= error.value.line <= 2001
+    for read in (read_chunk, lambda path: list(iter_lines(path))):
+        with pytest.raises(ChunkError, match=f"{path}: the compressed file is truncated"):
+            read(path)
 
 
 @pytest.mark.parametrize("kind", COMPRESSIONS)
-def test_a_damaged_file_names_the_line(tmp_path, kind):
+def test_a_damaged_file(tmp_path, kind):
     path, content = tmp_path / f"a.txt.{kind}", bytearray(compressed(kind))
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ChunkError, match=r"line \d+: the compressed file is damaged: "):
+    with pytest.raises(ChunkError, match=f"{path}: the compressed file is damaged: "):
         read_chunk(path)
     with pytest.raises(OSError, match="the compressed file is damaged: "):
         compression.read_uncompressed(path)
@@ -56,11 +55,11 @@ def test_a_compressed_file_of_no_bytes_is_truncated(tmp_path, kind):
     with pytest.raises(EOFError):
         compression.read_uncompressed(path)
     for read in (read_chunk, lambda path: list(iter_lines(path))):
-        with pytest.raises(ChunkError, match="line 1: the compressed file is truncated"):
+        with pytest.raises(ChunkError, match=f"{path}: the compressed file is truncated"):
             read(path)
     path.write_bytes(nothing)
     assert compression.read_uncompressed(path) == b""
-    with pytest.raises(ChunkError, match="line 0: the file is empty"):
+    with pytest.raises(ChunkError, match="the file is empty"):
         read_chunk(path)
 
 
@@ -82,11 +81,11 @@ def test_concatenated_compressed_files(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "content", "line", "message"),
     [
-        ("a.txt", b"", None, "line 0: the file is empty"),
-        ("a.txt", b"\n  \n\n", 3, "the file has only blank lines"),
+        ("a.txt", b"", None, "the file is empty"),
+        ("a.txt", b"\n  \n\n", None, "the file has only blank lines"),
         ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3, "invalid JSON: Expecting value"),
-        ("a.txt", b"good\nbad \xff\n", 2, "invalid UTF-8: invalid start byte at byte 4 of the line"),
-        ("a.txt.gz", b"not gzip at all", 1, "the compressed file is damaged"),
+        ("a.txt", b"good\nbad \xff\n", 2, "invalid UTF-8: invalid start byte"),
+        ("a.txt.gz", b"not gzip at all", None, "the compressed file is damaged"),
     ],
 )
 def test_invalid_files(tmp_path, name, content, line, message):
@@ -94,8 +93,7 @@ def test_invalid_files(tmp_path, name, content, line, message):
     path.write_bytes(content)
     with pytest.raises(ChunkError, match=message) as error:
         read_chunk(path)
-    assert str(error.value).startswith(f"{path}, line ")
-    assert line is None or error.value.line == line
+    assert str(error.value).startswith(str(path) if line is None else f"{path}, line {line}: ")
 
 
 def test_json_with_surrounding_spaces(tmp_path):
@@ -115,14 +113,14 @@ def test_a_byte_order_mark_is_not_part_of_an_item(tmp_path, name, content, items
     assert read_chunk(path) == items
     assert next(iter_lines(path)) == (1, str(items[0]))
     path.write_bytes(path.read_bytes()[:-9] if ending else content + b"\xff")
-    with pytest.raises(ChunkError, match=r"line [13]: "):
+    with pytest.raises(ChunkError, match=r"truncated|line 3: "):
         read_chunk(path)
 
 
 def test_json_that_is_nested_too_deeply(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
-    with pytest.raises(ChunkError, match="line 2: the JSON is nested too deeply"):
+    with pytest.raises(ChunkError, match=r"line 2: invalid JSON: .*recursion"):
         read_chunk(path)
 
 
@@ -156,11 +154,11 @@ def test_a_missing_file(tmp_path):
 def test_a_file_that_differs_from_its_manifest(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\nthr")
-    with pytest.raises(ChunkError, match="line 3: the file ends after 3 items, its manifest says 4"):
+    with pytest.raises(ChunkError, match="the file has 3 items, its manifest says 4"):
         read_chunk(path, 4)
-    with pytest.raises(ChunkError, match="line 3: the file has 3 items, its manifest says 2"):
+    with pytest.raises(ChunkError, match="the file has 3 items, its manifest says 2"):
         read_chunk(path, 2)
-    with pytest.raises(ChunkError, match="line 3: the file has 11 bytes, expected 14"):
+    with pytest.raises(ChunkError, match="the file has 11 bytes, expected 14"):
         read_chunk(path, 3, 14)
 
 

@@ -16,6 +16,7 @@ from .made import TEXTS, through_json
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
+    pytest.importorskip("upath")
     monkeypatch.setattr(transfers, "_WAITS", (0.0,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -100,7 +101,7 @@ def test_damaged_and_missing_files_are_named(url, s3):
         remote.write_file(copy / file.name, file.read_bytes())
     damaged = copy / "chunk-000003.txt.gz"
     remote.write_file(damaged, damaged.read_bytes()[:-10])
-    with pytest.raises(ChunkError, match=r"s3://bucket/damaged/chunk-000003.txt.gz, line \d+: the compressed file is"):
+    with pytest.raises(ChunkError, match=r"s3://bucket/damaged/chunk-000003.txt.gz: the compressed file is"):
         list(ChunkSource(copy))
     damaged.unlink()
     with pytest.raises(ChunkError, match=r"s3://bucket/damaged/chunk-000003.txt.gz: cannot be read: No such file"):

@@ -133,7 +133,7 @@ def test_a_file_that_is_missing_empty_or_a_folder(data_set):
     for change, problem in (
         (path.unlink, "cannot be read: No such file or directory"),
         (path.touch, "the file is empty"),
-        (lambda: (path.unlink(), path.mkdir()), "is a folder, not a file"),
+        (lambda: (path.unlink(), path.mkdir()), "cannot be read: Is a directory"),
     ):
         change()
         with pytest.raises(ChunkError, match=re.escape(f"{path}: {problem}")):

@@ -10,7 +10,6 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractBufferedFile
 
 from seqwarm_kernels.data import (
     ChunkSource,
@@ -57,7 +56,6 @@ class Store(MemoryFileSystem):
     next_answers = iter(())
     broken_file = None  #: the path of a file that is always answered in half
     cut_answers = 0  #: number of its answers
-    opens_whole_files = False  #: an opened file has the content of one answer, otherwise each read is an answer
     tells_size = True
     lock = threading.Lock()
 
@@ -84,27 +82,13 @@ class Store(MemoryFileSystem):
         with open(lpath, "wb") as file:
             file.write(self.cat_file(rpath))
 
-    def _open(self, path, mode="rb", **kwargs):
-        if mode != "rb" or not self.exists(path):
-            return super()._open(path, mode, **kwargs)
-        if self.opens_whole_files:
-            return io.BytesIO(self.cat_file(path))
-        return Ranges(self, path, size=self.info(path)["size"], cache_type="none")
-
-
-class Ranges(AbstractBufferedFile):
-    """The file that clients of object stores open."""
-
-    def _fetch_range(self, start, end):
-        content = self.fs.store[self.path].getvalue()[start:end]
-        return self.fs.answer(self.path, content)
-
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch, tmp_path):
+    pytest.importorskip("upath")
     monkeypatch.setattr(transfers, "_WAITS", (0.0, 0.0))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("next_answers", "broken_file", "cut_answers", "opens_whole_files", "tells_size"):
+    for name in ("next_answers", "broken_file", "cut_answers", "tells_size"):
         monkeypatch.setattr(Store, name, getattr(Store, name))  # put back at the end
     fsspec.register_implementation("short", Store, clobber=True)
     yield Store
@@ -195,14 +179,9 @@ def counted():
     return count, answers()
 
 
-@pytest.mark.parametrize(
-    ("prefix", "opens_whole_files"),
-    [("", False), ("", True), ("filecache::", False)],
-    ids=["ranges", "whole", "cached"],
-)
-def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix, opens_whole_files):
+@pytest.mark.parametrize("prefix", ["", "filecache::"])
+def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix):
     url, open_source, right = case
-    store.opens_whole_files = opens_whole_files
     count, store.next_answers = counted()
     assert items_of(open_source(prefix + url)) == right
     for number in range(len(count)):

@@ -91,7 +91,7 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
-        *("tests/data/test_planner.py", "tests/data/test_packed.py", "tests/data/test_arguments.py"),
+        *("tests/data/test_planner.py", "tests/data/test_packed.py"),
         *("tests/data/test_counted_lengths.py", "tests/data/test_pieces.py", "tests/data/test_prepare.py"),
     ),
     *_in_folder(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .reader import ChunkError, reason_of
+from .reader import ChunkError, chunk_errors
 from .remote import AnyPath, local_file
 
 
@@ -21,6 +20,8 @@ class DataFile:
 
     The file is opened anew for each read, so a `DataFile` can be pickled and shared by processes. It is not mapped into
     memory: if a mapped file is cut short while it is read, the process ends without an error.
+
+    Every method raises a `ChunkError` if the file is missing, cannot be read, or ends before the last value.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -28,65 +29,36 @@ class DataFile:
 
     @cached_property
     def local(self) -> Path:
-        """The file, or its local copy.
-
-        Raises:
-            ChunkError: The file cannot be copied.
-        """
-        try:
+        """The file, or its local copy."""
+        with chunk_errors(self.path):
             return local_file(self.path)
-        except OSError as error:
-            raise self.unreadable(error) from error
 
     @cached_property
     def size(self) -> int:
-        """Size in bytes when it was first asked for.
-
-        Raises:
-            ChunkError: The file is missing, empty, or a folder.
-        """
-        try:
-            facts = self.local.stat()
-        except OSError as error:
-            raise self.unreadable(error) from error
-        if self.local.is_dir():
-            raise self.error("is a folder, not a file")
-        if not facts.st_size:
+        """Size in bytes when it was first asked for."""
+        with chunk_errors(self.path), self.local.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+        if not size:
             raise self.error("the file is empty")
-        return facts.st_size
+        return size
 
     def read(self, dtype: np.dtype[Any], first_byte: int, count: int) -> NDArray[Any]:
-        """Read `count` values of `dtype` that begin at a byte.
-
-        Raises:
-            ChunkError: The file cannot be read, or ends before the last value.
-        """
+        """Read `count` values of `dtype` that begin at a byte."""
         return self.read_parts(dtype, [(first_byte, count)])[0]
 
     def read_parts(self, dtype: np.dtype[Any], parts: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
-        """Read several parts of the file: the first byte of each, and its number of values of `dtype`.
+        """Read several parts of the file: the first byte of each, and its number of values of `dtype`."""
+        with chunk_errors(self.path), self.local.open("rb") as file:
+            if len(parts) > 1:
+                _announce(file.fileno(), parts, dtype.itemsize)
+            return [self._read_part(file, dtype, *part) for part in parts]
 
-        Raises:
-            ChunkError: The file cannot be read, or ends before the last value.
-        """
-        try:
-            with self.local.open("rb", buffering=0) as file:
-                if len(parts) > 1:
-                    _announce(file.fileno(), parts, dtype.itemsize)
-                return [self._read_part(file, dtype, *part) for part in parts]
-        except OSError as error:
-            raise self.unreadable(error) from error
-
-    def _read_part(self, file: FileIO, dtype: np.dtype[Any], first_byte: int, count: int) -> NDArray[Any]:
+    def _read_part(self, file: BinaryIO, dtype: np.dtype[Any], first_byte: int, count: int) -> NDArray[Any]:
         values = np.empty(count, dtype)
-        rest = values.view(np.uint8).data if count else memoryview(b"")
         file.seek(first_byte)
-        while len(rest):
-            read = file.readinto(rest)
-            if not read:
-                problem = f"the file ends, {first_byte + values.nbytes:,} bytes are needed"
-                raise self.error_at(file.seek(0, 2), problem)
-            rest = rest[read:]
+        if file.readinto(values.view(np.uint8).data) < values.nbytes:  # type: ignore[attr-defined]  # of BufferedReader
+            problem = f"the file ends, {first_byte + values.nbytes:,} bytes are needed"
+            raise self.error_at(file.seek(0, os.SEEK_END), problem)
         return values
 
     def check_size(self, expected: int, reason: str) -> None:
@@ -98,10 +70,7 @@ class DataFile:
         return ChunkError(self.path, None, problem)
 
     def error_at(self, byte: int, problem: str) -> ChunkError:
-        return ChunkError(self.path, None, f"at byte {byte:,}, {problem}")
-
-    def unreadable(self, error: OSError) -> ChunkError:
-        return self.error(f"cannot be read: {reason_of(error)}")
+        return self.error(f"at byte {byte:,}, {problem}")
 
 
 def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) -> None:
@@ -111,20 +80,13 @@ def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) 
             os.posix_fadvise(descriptor, first_byte, count * itemsize, os.POSIX_FADV_WILLNEED)
 
 
-def as_token_dtype(name: str, dtype: object) -> np.dtype[Any]:
-    """Return a dtype of ints.
+def as_token_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    """Return a dtype of ints. NumPy raises a TypeError if there is no such dtype.
 
     Raises:
-        TypeError: `dtype` does not name a dtype.
         ValueError: It is a dtype of other values.
     """
-    wanted = f"{name} must be a NumPy dtype of ints such as 'uint16'"
-    if not isinstance(dtype, (str, type, np.dtype)):
-        raise TypeError(f"{wanted}, got {type(dtype).__name__}")
-    try:
-        found = np.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{wanted}, got {dtype!r:.60}") from error
+    found = np.dtype(dtype)
     if found.kind not in "iu":
-        raise ValueError(f"{wanted}, got {found}")
+        raise ValueError(f"{name} must be a NumPy dtype of ints such as 'uint16', got {found}")
     return found

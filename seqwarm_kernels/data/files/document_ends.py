@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from ...utils.progress import standard_error
 from ..batch_planning.plan import IntArray
 from .reader import ChunkError, reason_of
 from .remote import AnyPath, check_location, is_path, open_whole, write_file
@@ -49,7 +50,7 @@ def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyP
     """
     path = _index_path(array.file.local, separator, index_folder)
     made_from = _made_from(array, separator)
-    boundaries = _kept(path, made_from, array.tokens)
+    boundaries = _kept(path, made_from)
     if boundaries is None:
         boundaries = _search(array, separator)
         _keep(path, made_from, boundaries)
@@ -60,29 +61,20 @@ def given_boundaries(array: TokenArray, ends: object) -> IntArray:
     """The boundaries of documents that end at `ends`: ints, or the path or URL of a .npy file of them.
 
     Raises:
-        TypeError: `ends` are not ints.
+        TypeError: `ends` are not ints in one dimension.
         ValueError: `ends` decrease, or the last one is not the number of tokens.
         ChunkError: The .npy file cannot be read.
     """
-    name = "document_ends"
-    if is_path(ends):
-        ends = _load_ends(check_location(name, ends))
-    try:
-        found = np.asarray(ends)
-    except ValueError as error:
-        raise TypeError(f"{name} must be ints, got {type(ends).__name__}") from error
+    found = np.asarray(_load_ends(check_location("document_ends", ends)) if is_path(ends) else ends)
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be ints, or a .npy file of ints, got {found.dtype} of shape {found.shape}")
+        raise TypeError(f"document_ends must be ints in one dimension, got {found.dtype} of shape {found.shape}")
     boundaries = np.append(0, found.astype(np.int64))
-    falls = np.flatnonzero(np.diff(boundaries) < 0)
-    if len(falls):
-        before, after = boundaries[falls[0] : falls[0] + 2].tolist()
-        raise ValueError(
-            f"{name} must not decrease, got {after} after {before} at index {falls[0]} for {array.file.path}"
-        )
+    if (np.diff(boundaries) < 0).any():
+        raise ValueError(f"document_ends must not decrease, those of {array.file.path} do")
     if boundaries[-1] != array.tokens:
         raise ValueError(
-            f"{name} must end with the number of tokens, {array.tokens} in {array.file.path}, got {boundaries[-1]}"
+            f"document_ends must end with the number of tokens, {array.tokens} in {array.file.path}, got "
+            f"{boundaries[-1]}"
         )
     return boundaries
 
@@ -96,13 +88,13 @@ def _load_ends(path: AnyPath) -> Any:
 
 
 def _search(array: TokenArray, separator: Separator) -> IntArray:
-    parts = [np.zeros(1, np.int64), *_positions(array, separator), np.full(1, array.tokens)]
-    if len(parts) == 2:
+    found = np.concatenate([*_positions(array, separator)])
+    if not len(found):
         raise array.file.error(
             f"token {separator.token} is not among the {array.tokens:,} tokens of {array.dtype}: "
             f"{separator.name} or dtype must be another one"
         )
-    boundaries = np.concatenate(parts)
+    boundaries = np.concatenate([[0], found, [array.tokens]])
     return boundaries[np.append(True, np.diff(boundaries) > 0)]  # 0 and the end may stand twice
 
 
@@ -114,16 +106,13 @@ def _positions(array: TokenArray, separator: Separator) -> Iterator[IntArray]:
         tokens = array.file.read(array.dtype, array.first_byte + first * array.dtype.itemsize, count)
         return count, np.flatnonzero(tokens == separator.token) + (first + int(separator.at_end))
 
-    bar = tqdm(total=array.tokens, desc=f"find documents in {array.file.path.name}", unit=" tokens", **_BAR)
-    with bar:
+    title, file = f"find documents in {array.file.path.name}", standard_error()
+    with tqdm(
+        total=array.tokens, desc=title, unit=" tokens", unit_scale=True, disable=None, leave=False, file=file
+    ) as bar:
         for count, positions in read_ahead(found, range(0, array.tokens, _TOKENS_PER_READ), _THREADS):
-            if len(positions):
-                yield positions
+            yield positions
             bar.update(count)
-
-
-#: Only on a terminal, and gone when it is done.
-_BAR: dict[str, Any] = {"unit_scale": True, "disable": None, "leave": False}
 
 
 def _index_path(path: Path, separator: Separator, index_folder: AnyPath | None) -> AnyPath:
@@ -140,19 +129,13 @@ def _made_from(array: TokenArray, separator: Separator) -> str:
     return json.dumps(entries)
 
 
-def _kept(path: AnyPath, made_from: str, tokens: int) -> IntArray | None:
+def _kept(path: AnyPath, made_from: str) -> IntArray | None:
     """The boundaries in a file, None if it is missing, damaged, or of an older file of tokens."""
     try:
         with open_whole(path) as file, np.load(file) as entries:
-            if str(entries["made_from"]) != made_from:
-                return None
-            boundaries = entries["boundaries"]
-    except Exception:  # NumPy and zipfile raise errors of many types for a damaged file
+            return entries["boundaries"] if str(entries["made_from"]) == made_from else None
+    except Exception:  # NumPy and zipfile, which compares checksums, raise errors of many types for a damaged file
         return None
-    is_valid = boundaries.dtype == np.int64 and boundaries.ndim == 1 and len(boundaries) > 1
-    if not is_valid or boundaries[0] != 0 or boundaries[-1] != tokens or (np.diff(boundaries) < 0).any():
-        return None
-    return boundaries
 
 
 def _keep(path: AnyPath, made_from: str, boundaries: IntArray) -> None:

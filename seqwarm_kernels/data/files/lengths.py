@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reader import ChunkError, reason_of
-from .remote import AnyPath, open_whole, read_range, write_file
+from .remote import AnyPath, read_range, write_file
 
 LENGTHS_SUFFIX = ".lengths.npy"
 _HEADER = 128  #: bytes in front of one dimension of ints, as numpy.save writes it
@@ -25,32 +25,15 @@ def lengths_path(chunk_path: AnyPath) -> AnyPath:
 
 
 def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:
-    """Read the lengths of the items of one file.
-
-    Args:
-        path: the file of lengths.
-        items: number of items.
-
-    Returns:
-        (items,) int64.
-
-    Raises:
-        ChunkError: The lengths are missing or invalid.
-    """
-    try:
-        with open_whole(path) as file:
-            lengths = np.lib.format.read_array(file)
-    except Exception as error:  # NumPy raises errors of many types for a damaged header
-        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    _check_shape(path, lengths.shape, items)
-    return _checked(path, lengths)
+    """Read the lengths of all items of one file, (items,) int64. Errors are as in `read_some_lengths`."""
+    return read_some_lengths(path, items, 0, items)
 
 
 def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArray[np.int64]:
     """Read the lengths of the items from `begin` to before `end`, (end - begin,) int64. The others are not read.
 
     Raises:
-        ChunkError: The lengths are missing or invalid.
+        ChunkError: The lengths are missing or invalid, or not those of this number of items.
     """
     try:
         header = io.BytesIO(read_range(path, 0, _HEADER))
@@ -60,27 +43,20 @@ def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArra
         lengths = np.frombuffer(read_range(path, *places), dtype)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    _check_shape(path, shape, items)
-    if len(lengths) != end - begin:
-        raise ChunkError(path, None, f"the file ends after {begin + len(lengths)} lengths, expected {items}")
-    return _checked(path, lengths)
-
-
-def _check_shape(path: AnyPath, shape: tuple[int, ...], items: int) -> None:
-    if shape != (items,):
-        raise ChunkError(path, None, f"lengths must have shape ({items},), one for each item, got {shape}")
-
-
-def _checked(path: AnyPath, lengths: NDArray[Any]) -> NDArray[np.int64]:
-    if lengths.dtype.kind not in "iu" or lengths.min(initial=0) < 0:
-        raise ChunkError(path, None, f"lengths must be ints of at least 0, got {lengths.dtype}")
+    if shape != (items,) or len(lengths) != end - begin or dtype.kind not in "iu" or lengths.min(initial=0) < 0:
+        raise ChunkError(path, None, f"must hold {items} lengths, one for each item, got {dtype} of shape {shape}")
     return lengths.astype(np.int64)
 
 
-def write_lengths(path: AnyPath, items: Iterable[Any], length_fn: Callable[[Any], int]) -> None:
+def as_lengths(items: Iterable[Any], length_fn: Callable[[Any], int]) -> bytes:
+    """The content of a file of lengths."""
     buffer = io.BytesIO()
     np.save(buffer, np.array([count_length(length_fn, item) for item in items], dtype=np.uint32))
-    write_file(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def write_lengths(path: AnyPath, items: Iterable[Any], length_fn: Callable[[Any], int]) -> None:
+    write_file(path, as_lengths(items, length_fn))
 
 
 def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int]) -> bool:
@@ -90,9 +66,10 @@ def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], 
         ValueError: `length_fn` returns another length than the one stored.
     """
     try:
-        check_lengths(path, items, read_lengths(path, len(items)), length_fn)
+        lengths = read_lengths(path, len(items))
     except ChunkError:
         return False
+    check_lengths(path, items, lengths, length_fn)
     return True
 
 
@@ -111,7 +88,7 @@ def check_lengths(
     Raises:
         ValueError: `length_fn` returns another length than the one stored.
     """
-    for index in sorted({(len(items) - 1) * part // (_SPOT_CHECKS - 1) for part in range(_SPOT_CHECKS)}):
+    for index in np.linspace(0, len(items) - 1, _SPOT_CHECKS).astype(int).tolist():
         stored, counted = int(lengths[index]), count_length(length_fn, items[index])
         if stored != counted:
             raise ValueError(

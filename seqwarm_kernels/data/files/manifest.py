@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...utils.checks import check_choice, check_int
 from .compression import COMPRESSIONS
 from .lengths import lengths_path, read_lengths
-from .reader import FORMATS, ChunkError, reason_of
+from .reader import FORMATS, ChunkError, chunk_errors
 from .remote import AnyPath, write_file
 from .transfers import read_ahead
 
@@ -64,31 +64,26 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            content = json.loads(path.read_bytes())
+            with chunk_errors(path):
+                content = json.loads(path.read_bytes())
             chunks = content.pop("chunks")
             manifest = Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
             manifest._check()
             return manifest
-        except FileNotFoundError as error:
+        except ChunkError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
             raise ValueError(
-                f"{folder} has no {MANIFEST}: it is not a folder of write_chunks. Pass its .txt or .jsonl files as a "
-                "list, or write their items with write_chunks first"
+                f"{folder} has no {MANIFEST}: write its items with write_chunks, or pass its .txt or .jsonl files"
             ) from error
-        except OSError as error:
-            raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
 
     def _check(self) -> None:
-        """Check every entry, of a file that may have been damaged."""
+        """Check the entries of a file that may have been damaged."""
         check_choice("format", self.format, CHUNK_FORMATS)
         check_choice("compression", self.compression, COMPRESSIONS)
         check_int("items_per_chunk", self.items_per_chunk, minimum=1)
-        check_int("blank_items", self.blank_items, minimum=0)
-        if not isinstance(self.length_fn, (str, type(None))):
-            raise TypeError(f"length_fn must be a string or null, got {self.length_fn!r}")
-        if self.chunks is not None and not self.chunks:
-            raise ValueError("chunks must be null or at least one chunk, got none")
         for number, chunk in enumerate(self.chunks or ()):
             if chunk.file != self.file_name(number):
                 raise ValueError(f"file of chunk {number} must be {self.file_name(number)!r}, got {chunk.file!r}")
@@ -108,9 +103,8 @@ class Manifest:
             raise ValueError(f"{folder} holds Parquet files: their lengths are those of ParquetSource")
         if self.length_fn is None:
             raise ValueError(f"{folder} has no lengths: call write_chunks with length_fn")
-        parts = [*read_ahead(lambda chunk: _lengths(folder, chunk), self.chunks or (), _THREADS)]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+        def read(chunk: Chunk) -> NDArray[np.int64]:
+            return read_lengths(lengths_path(folder / chunk.file), chunk.items)
 
-def _lengths(folder: AnyPath, chunk: Chunk) -> NDArray[np.int64]:
-    return read_lengths(lengths_path(folder / chunk.file), chunk.items)
+        return np.concatenate([np.empty(0, np.int64), *read_ahead(read, self.chunks or (), _THREADS)])

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 
 from ...utils.checks import needs
 from .columns import Columns, check_no_labels, names_of
-from .reader import ChunkError
+from .reader import ChunkError, reason_of
 from .remote import AnyPath, file_size, open_file, read_range
-from .transfers import with_retries
 
 T = TypeVar("T")
 
@@ -137,18 +135,15 @@ def open_parquet(path: AnyPath, column: Columns | None, length_column: str | Non
 
 
 def _read(path: AnyPath, place: str, read: Callable[[Any], T]) -> T:
-    """Call `read` with the opened file. A file at a URL is opened again after an error that may pass."""
+    """Call `read` with the opened file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def opened() -> T:
+    try:
         with open_file(path) as file:
             return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
-
-    try:
-        return opened() if isinstance(path, Path) else with_retries(opened)
     except FileNotFoundError as error:
-        raise ChunkError(path, None, f"cannot be read: {error.strerror}") from error
+        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
     except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ChunkError(path, None, f"{place}: {reason}") from error

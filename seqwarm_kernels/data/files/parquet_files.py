@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .manifest import MANIFEST, Manifest
 from .parquet import SUFFIX, ParquetFile, check_pyarrow, open_parquet
-from .reader import ChunkError
+from .reader import ChunkError, chunk_errors
 from .remote import AnyPath, check_named_once, visible_files
 from .transfers import read_ahead
 
@@ -60,7 +60,9 @@ def _find(paths: list[AnyPath]) -> list[AnyPath]:
         has_suffix = path.name.lower().endswith(SUFFIX)
         # Spark writes folders with the suffix. A store would be asked once for each of many files.
         may_be_folder = not has_suffix or len(paths) == 1 or isinstance(path, Path)
-        if may_be_folder and path.is_dir():
+        with chunk_errors(path):
+            is_folder = may_be_folder and path.is_dir()
+        if is_folder:
             files += _in_folder(path)
         elif has_suffix:
             files.append(path)

@@ -10,27 +10,18 @@ import numpy as np
 from .lengths import check_lengths, count_length
 from .parquet import LENGTH_COLUMN, TEXT_COLUMN, TOKENS_COLUMN, open_parquet
 from .reader import ChunkError
-from .remote import AnyPath, write_file
+from .remote import AnyPath
 
 _CODECS = {"none": "none", "gz": "gzip", "zst": "zstd"}
 _LEVEL = 6  #: of compression, as for other chunk files
 
 
-def write_parquet_chunk(
-    path: AnyPath, items: Sequence[Any], compression: str, length_fn: Callable[[Any], int] | None
-) -> None:
-    """Write a file of one row group, unless it exists with these items. A damaged file is written again.
+def has_parquet_items(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int] | None) -> bool:
+    """Whether the file exists with these items. False for a damaged file, which is written again.
 
     Raises:
-        TypeError: The items are not all texts or all lists of ints.
         ValueError: The file holds other items, or `length_fn` counts otherwise.
     """
-    if not _exists(path, items, length_fn):
-        write_file(path, as_parquet(items, _CODECS[compression], length_fn))
-
-
-def _exists(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int] | None) -> bool:
-    """Whether the file exists with these items."""
     if not path.exists():
         return False
     length_column = None if length_fn is None else LENGTH_COLUMN
@@ -50,21 +41,18 @@ def _same(stored: Any, item: Any) -> bool:
     return stored == item if isinstance(stored, str) or isinstance(item, str) else np.array_equal(stored, item)
 
 
-def as_parquet(items: Sequence[Any], codec: str, length_fn: Callable[[Any], int] | None) -> bytes:
+def as_parquet(items: Sequence[Any], compression: str, length_fn: Callable[[Any], int] | None) -> bytes:
     """The content of a file of one row group: the items, and their lengths in a column "length".
 
     Raises:
         TypeError: The items are not all texts or all lists of ints.
-        ValueError: A text cannot be encoded as UTF-8, or `length_fn` returns something else than a length.
+        ValueError: `length_fn` returns something else than a length.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     is_text = all(isinstance(item, str) for item in items)
-    try:
-        columns = {TEXT_COLUMN: pa.array(items, pa.string())} if is_text else {TOKENS_COLUMN: _token_lists(items)}
-    except UnicodeEncodeError as error:
-        raise ValueError(f"items must be text that UTF-8 can encode, an item is not: {error.reason}") from error
+    columns = {TEXT_COLUMN: pa.array(items, pa.string())} if is_text else {TOKENS_COLUMN: _token_lists(items)}
     if length_fn is not None:
         columns[LENGTH_COLUMN] = pa.array([count_length(length_fn, item) for item in items], pa.uint32())
     sink = pa.BufferOutputStream()
@@ -72,8 +60,8 @@ def as_parquet(items: Sequence[Any], codec: str, length_fn: Callable[[Any], int]
         pa.table(columns),
         sink,
         row_group_size=len(items),
-        compression=codec,
-        compression_level=None if codec == "none" else _LEVEL,
+        compression=_CODECS[compression],
+        compression_level=None if compression == "none" else _LEVEL,
         write_page_checksum=True,
     )
     return bytes(sink.getvalue())

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import io
 import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from contextlib import contextmanager
+from typing import Any
 
-from .compression import COMPRESSIONS, DAMAGE, READ_ERRORS, compression_of, decompress, open_uncompressed
+from .compression import COMPRESSIONS, DAMAGE, compression_of, decompress, open_uncompressed
 from .remote import AnyPath, open_whole, read_whole
 
 FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 
 
 class ChunkError(ValueError):
-    """A file is missing, damaged or has unexpected contents. The message begins with the file and the line."""
+    """A file is missing, damaged or has unexpected contents. The message begins with the file, and names the line."""
 
     def __init__(self, path: AnyPath, line: int | None, problem: str) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
@@ -24,6 +24,24 @@ class ChunkError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes send errors to their parent
         return type(self), (self.path, self.line, self.problem)
+
+
+@contextmanager
+def chunk_errors(path: AnyPath) -> Iterator[None]:
+    """Errors of reading a file, or of decompressing it, become a `ChunkError`."""
+    try:
+        yield
+    except EOFError as error:
+        raise ChunkError(path, None, "the compressed file is truncated") from error
+    except DAMAGE as error:
+        raise ChunkError(path, None, f"the compressed file is damaged: {error}") from error
+    except OSError as error:
+        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the name of the file."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def format_of(path: AnyPath) -> str:
@@ -55,55 +73,37 @@ def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes:
         ValueError: The file name has another suffix.
     """
     is_json = format_of(path) == "jsonl"
-    try:
+    with chunk_errors(path):
         content = read_whole(path)
-    except OSError as error:
-        raise _unreadable(path, 1, error) from error
-    try:
-        lines = _all_lines(decompress(content, compression_of(path)))
-        items: list[Any] = list(filter(str.strip, lines))
-        if is_json:
-            items = list(map(_from_json, items))
-    except (*READ_ERRORS, ValueError, RecursionError):
-        lines, items = _line_by_line(path, io.BytesIO(content), is_json)
+        lines = _lines_of(path, decompress(content, compression_of(path)))
+    items = _decoded(path, lines) if is_json else list(filter(str.strip, lines))
     if expected_items is not None and len(items) != expected_items:
-        verb = "ends after" if len(items) < expected_items else "has"
-        problem = f"the file {verb} {len(items)} items, its manifest says {expected_items}"
-        raise ChunkError(path, len(lines), problem)
+        raise ChunkError(path, None, f"the file has {len(items)} items, its manifest says {expected_items}")
     if expected_bytes is not None and len(content) != expected_bytes:
-        raise ChunkError(path, len(lines), f"the file has {len(content)} bytes, expected {expected_bytes}")
+        raise ChunkError(path, None, f"the file has {len(content)} bytes, expected {expected_bytes}")
     if not items:
-        raise ChunkError(path, len(lines), "the file has only blank lines" if lines else "the file is empty")
+        raise ChunkError(path, None, "the file has only blank lines" if lines else "the file is empty")
     return items
 
 
-def _all_lines(content: bytes) -> list[str]:
-    """All lines at once, which is faster than line by line."""
-    lines = content.removeprefix(codecs.BOM_UTF8).decode().split("\n")
+def _lines_of(path: AnyPath, content: bytes) -> list[str]:
+    try:
+        lines = content.removeprefix(codecs.BOM_UTF8).decode().split("\n")
+    except UnicodeDecodeError as error:
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        raise ChunkError(path, line, f"invalid UTF-8: {error.reason}") from error
     return lines if lines[-1] else lines[:-1]
 
 
-def _line_by_line(path: AnyPath, content: BinaryIO, is_json: bool) -> tuple[list[str], list[Any]]:
-    """Decode again to find the invalid line."""
-    lines, items = [], []
-    for number, text in _lines_of(path, content):
-        lines.append(text)
+def _decoded(path: AnyPath, lines: list[str]) -> list[Any]:
+    items = []
+    for number, line in enumerate(lines, start=1):
         try:
-            if text.strip():
-                items.append(_from_json(text) if is_json else text)
-        except ValueError as error:
+            if line.strip():
+                items.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
             raise ChunkError(path, number, f"invalid JSON: {error}") from error
-        except RecursionError as error:
-            raise ChunkError(path, number, "the JSON is nested too deeply") from error
-    return lines, items
-
-
-_decode = json.JSONDecoder().raw_decode
-
-
-def _from_json(text: str) -> Any:
-    item, end = _decode(text) if text[0] not in " \t\r" else (None, -1)
-    return item if end == len(text) else json.loads(text)  # accepts surrounding spaces, and raises
+    return items
 
 
 def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
@@ -114,38 +114,13 @@ def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
     Raises:
         ChunkError: The file is missing, unreadable, damaged, truncated or invalid UTF-8.
     """
-    try:
-        with open_whole(path) as file:
-            yield from _lines_of(path, file)
-    except OSError as error:
-        raise _unreadable(path, 1, error) from error
-
-
-def _lines_of(path: AnyPath, content: BinaryIO) -> Iterator[tuple[int, str]]:
-    """`iter_lines` of the opened file at `path`."""
-    number = 0
-    try:
-        with open_uncompressed(content, compression_of(path)) as file:
-            for number, line in enumerate(file, start=1):
+    with chunk_errors(path), open_whole(path) as compressed:
+        for number, line in enumerate(open_uncompressed(compressed, compression_of(path)), start=1):
+            try:
                 text = line.decode().removesuffix("\n")
-                yield number, text.removeprefix("\ufeff") if number == 1 else text
-    except UnicodeDecodeError as error:
-        raise ChunkError(path, number, f"invalid UTF-8: {error.reason} at byte {error.start} of the line") from error
-    except READ_ERRORS as error:
-        raise _unreadable(path, number + 1, error) from error
-
-
-def _unreadable(path: AnyPath, line: int, error: Exception) -> ChunkError:
-    if isinstance(error, EOFError):
-        return ChunkError(path, line, "the compressed file is truncated")
-    if isinstance(error, DAMAGE):
-        return ChunkError(path, line, f"the compressed file is damaged: {error}")
-    return ChunkError(path, None, f"cannot be read: {reason_of(error)}")
-
-
-def reason_of(error: Exception) -> str:
-    """What went wrong, without the name of the file."""
-    return getattr(error, "strerror", None) or str(error)
+            except UnicodeDecodeError as error:
+                raise ChunkError(path, number, f"invalid UTF-8: {error.reason}") from error
+            yield number, text.removeprefix("\ufeff") if number == 1 else text
 
 
 def as_line(item: Any, item_format: str, number: int) -> bytes:
@@ -163,21 +138,12 @@ def as_line(item: Any, item_format: str, number: int) -> bytes:
     if item_format == "text":
         if not isinstance(item, str):
             raise TypeError(f"items must be strings for format 'text', got {type(item).__name__} as item {number}")
-        if item.endswith("\n") and item.count("\n") == 1:
-            raise ValueError(
-                f"items must be one line each for format 'text', item {number} ends in a newline: strip it, as in "
-                '(line.rstrip("\\n") for line in file)'
-            )
         if "\n" in item:
-            raise ValueError(
-                f"items must be one line each for format 'text', item {number} has several: pass format='jsonl'"
-            )
+            raise ValueError(f"items must be one line each for format 'text', item {number} has a newline")
+        return item.encode() + b"\n"
     try:
-        text = item if item_format == "text" else json.dumps(item, ensure_ascii=False, separators=(",", ":"))
-        return text.encode() + b"\n"
-    except UnicodeEncodeError as error:
-        raise ValueError(f"items must be text that UTF-8 can encode, item {number} is not: {error.reason}") from error
-    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    except (TypeError, RecursionError) as error:
         raise TypeError(f"items must be JSON-serializable, item {number} is not: {error}") from error
 
 

@@ -1,6 +1,6 @@
-"""Files and folders at fsspec URLs, with the methods of pathlib.Path that sources and writers use.
+"""Files and folders at URLs, with the methods of pathlib.Path that sources and writers use.
 
-Paths of local files stay `pathlib.Path`. All functions take both. fsspec is imported when the first URL is used.
+Paths of local files stay `pathlib.Path`. All functions take both. universal_pathlib is imported for the first URL.
 """
 
 from __future__ import annotations
@@ -11,200 +11,136 @@ import io
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from ...utils import files
-from ...utils.checks import check_path
+from ...utils.checks import check_path, needs
 from ...utils.files import PARTIAL_SUFFIX, partial_of, write_atomically
-from .transfers import SizedFile, check_size, error_code, with_retries
+from ...utils.urls import without_secrets
+from .transfers import check_size, with_retries
 
 T = TypeVar("T")
 
-_URL = re.compile(r"(filecache::)?([a-zA-Z][a-zA-Z0-9+.-]*)://")
-_LOCAL = ("file", "local")
+_CACHED = "filecache::"
 
-_BLOCK = 2**17  #: bytes that are read at once from a local file
-
-#: Stores in which a file appears under its name only when it was received as a whole. Elsewhere it is renamed.
-_ATOMIC = {"abfs", "abfss", "az", "gcs", "gs", "hf", "memory", "s3", "s3a"}
+#: Stores without folders, in which a file appears under its name only when it was received as a whole.
+_OBJECT_STORES = {"abfs", "abfss", "az", "gcs", "gs", "hf", "memory", "s3", "s3a"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RemotePath:
-    """A file or folder at an fsspec URL, such as s3://bucket/folder/file.
+    """A file or folder at a URL, such as s3://bucket/folder/file: a path of universal_pathlib.
+
+    Its own methods of reading and writing are not used. They take any error for a missing file, believe listings that
+    fsspec keeps, create buckets, fail in forked processes, do not compare sizes, and their errors show credentials.
 
     Reading and writing is tried again after errors that may pass. Reading is tried again, too, if the number of bytes
     received is not the size that the store reports. After the last attempt an OSError names the cause.
     """
 
-    url: str
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: for the file system of fsspec
+    place: Any  #: a UPath
     is_cached: bool = False  #: keep local copies of the files that are read
-    _shared: Any = field(default=None, repr=False, compare=False)  #: process id and file system of all threads
 
     def __str__(self) -> str:
-        return self.url
+        """The URL, with *** for credentials."""
+        path, host = self.place.path, self.place.storage_options.get("host")
+        if "://" not in path:  # that of HTTP has all
+            path = f"{self.place.protocol}://{f'{host}/' if host else ''}{path.lstrip('/')}"
+        return without_secrets(path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_shared": None}
-
-    @property
-    def protocol(self) -> str:
-        return self.url.partition("://")[0]
-
-    @property
-    def _path(self) -> str:
-        return self.url.partition("://")[2]
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
 
     @property
     def name(self) -> str:
-        return posixpath.basename(self._path)
+        name: str = self.place.name
+        return name.partition("?")[0] if self.place.protocol in ("http", "https") else name
 
     @property
     def parent(self) -> RemotePath:
-        return self._at(posixpath.dirname(self._path))
+        return replace(self, place=self.place.parent)
 
     def __truediv__(self, name: str) -> RemotePath:
-        return self._at(posixpath.join(self._path, name))
-
-    def _at(self, path: str) -> RemotePath:
-        return replace(self, url=f"{self.protocol}://{path}")
+        return replace(self, place=self.place / name)
 
     def with_name(self, name: str) -> RemotePath:
         return self.parent / name
 
-    def file_system(self) -> tuple[Any, str]:
-        """The file system of fsspec, and the path in it."""
-        from fsspec.core import url_to_fs
-
-        if self._shared is not None and self._shared[0] == os.getpid():
-            return self._shared[1], self._shared[1]._strip_protocol(self.url)
-        fs, path = url_to_fs(self.url, **self.options)
-        if fs.async_impl:  # serves all threads; fsspec would log in again for each
-            object.__setattr__(self, "_shared", (os.getpid(), fs))
-        return fs, path
-
-    def info(self) -> dict[str, Any]:
-        """Name, size and type, without the listings that fsspec keeps: other processes may write."""
-        return self._call(lambda fs, path: fs.info(path), fresh=True)
-
     def exists(self) -> bool:
-        try:
-            self.info()
-        except FileNotFoundError:
-            return False
-        return True
+        return self._type() is not None
 
     def is_dir(self) -> bool:
+        return self._type() == "directory"
+
+    def _type(self) -> str | None:
         try:
-            return bool(self.info()["type"] == "directory")
+            return str(self.call(lambda fs, path: fs.info(path)["type"]))
         except FileNotFoundError:
-            return False
+            return None
 
-    def iterdir(self) -> Iterator[RemotePath]:
-        """Files and folders in this folder. A folder of an object store that does not exist is empty."""
-        try:
-            here, found = self._call(lambda fs, path: (path, fs.ls(path, detail=False)), fresh=True)
-        except FileNotFoundError:
-            return
-        names = (posixpath.relpath(path.strip("/"), here.strip("/")) for path in sorted(found))
-        yield from (self / name for name in names if name != ".")
+    def mkdir(self, *, parents: bool, exist_ok: bool) -> None:
+        """Create the folder, always with its parents, where the store has folders. A bucket is not created."""
+        if self.place.protocol not in _OBJECT_STORES:
+            self.call(lambda fs, path: fs.makedirs(path, exist_ok=exist_ok))
 
-    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Create the folder where the file system has folders. A bucket is not created."""
-        try:
-            self._call(lambda fs, path: fs.mkdir(path, create_parents=False))
-        except FileExistsError:
-            if not exist_ok:
-                raise
-        except FileNotFoundError:
-            if not parents or not self.parent.parent._path:
-                raise
-            self.parent.mkdir(parents=True, exist_ok=True)
-            self.mkdir(exist_ok=exist_ok)
+    def unlink(self) -> None:
+        self.call(lambda fs, path: fs.rm_file(path))
 
-    def read_bytes(self) -> bytes:
-        if self.is_cached:
-            return local_file(self).read_bytes()
-
-        def read(fs: Any, path: str) -> bytes:
-            size = fs.info(path).get("size")
-            content: bytes = fs.cat_file(path)
-            check_size(len(content), size)
-            return content
-
-        return self._call(read, fresh=True)
-
-    def read_range(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to before `end`, fewer if the file ends."""
+    def read_bytes(self, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes from `start` to before `end`, fewer if the file ends. None: to the end of the file."""
         if self.is_cached:
             return read_range(local_file(self), start, end)
 
         def read(fs: Any, path: str) -> bytes:
-            content: bytes = fs.cat_file(path, start=start, end=end)
-            if len(content) != end - start:
+            content: bytes = fs.cat_file(path, start=start or None, end=end)
+            if end is None or len(content) != end - start:
                 size = fs.info(path).get("size")
-                check_size(len(content), None if size is None else max(0, min(end, size) - start))
+                check_size(len(content), None if size is None else len(range(size)[start:end]))
             return content
 
-        return self._call(read, fresh=True)
-
-    def open(self) -> BinaryIO:
-        """The file for reading in any order. Each read is a request of just these bytes."""
-        if self.is_cached:
-            return open(local_file(self), "rb")
-
-        def opened(fs: Any, path: str) -> Any:
-            from fsspec.spec import AbstractBufferedFile
-
-            file = fs.open(path, "rb", cache_type="none")
-            size = file.size if isinstance(file, AbstractBufferedFile) else fs.info(path).get("size")
-            return file if size is None else io.BufferedReader(SizedFile(file, size), buffer_size=1)
-
-        return self._call(opened, fresh=True)
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        try:
-            self._call(lambda fs, path: fs.rm_file(path))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        return self.call(read)
 
     def write_atomically(self, content: bytes) -> None:
-        if self.protocol in _ATOMIC:
-            self._call(lambda fs, path: fs.pipe_file(path, content))
+        if self.place.protocol in _OBJECT_STORES:
+            self.call(lambda fs, path: fs.pipe_file(path, content))
             return
         partial = self.with_name(partial_of(Path(self.name)).name)
         try:
-            partial._call(lambda fs, path: fs.pipe_file(path, content))
-            self._call(lambda fs, path: fs.mv(partial.file_system()[1], path))
+            partial.call(lambda fs, path: fs.pipe_file(path, content))
+            self.call(lambda fs, path: fs.mv(partial.place.path, path))
         except BaseException:
-            partial.unlink(missing_ok=True)
+            if partial.exists():
+                partial.unlink()
             raise
 
-    def _call(self, use: Callable[[Any, str], T], fresh: bool = False) -> T:
+    def call(self, use: Callable[[Any, str], T]) -> T:
+        """Call `use` with the file system of fsspec and the path in it, again after errors that may pass."""
+
         def called() -> T:
-            fs, path = self.file_system()
-            if fresh:
-                fs.invalidate_cache()
-            return use(fs, path)
+            fs = _file_system(self.place)
+            fs.invalidate_cache()  # the listings that fsspec keeps: other processes may write
+            return use(fs, self.place.path)
 
-        with self._naming_errors():
-            return with_retries(called)
+        return with_retries(called, self)
 
-    @contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        """Errors name the URL. Many file systems name the path in the bucket, or nothing."""
-        try:
-            yield
-        except OSError as error:
-            code = error_code(error)
-            problem = str(error.strerror or error) if code in (errno.EIO, errno.EACCES) else os.strerror(code)
-            raise OSError(code, problem, self.url) from error  # of the subclass for the code
+
+_shared: dict[tuple[int, str, str], Any] = {}  #: file systems, by process and settings
+
+
+def _file_system(place: Any) -> Any:
+    """The file system of this process. fsspec would log in again for each thread, also where one serves all."""
+    from fsspec import filesystem
+
+    key = os.getpid(), place.protocol, str(place.storage_options)
+    if key not in _shared:
+        fs = filesystem(place.protocol, **place.storage_options)
+        if not fs.async_impl:
+            return fs
+        _shared[key] = fs
+    return _shared[key]
 
 
 AnyPath = Path | RemotePath
@@ -217,120 +153,125 @@ def is_path(value: object) -> bool:
 
 
 def check_location(name: str, value: object) -> AnyPath:
-    """Return a URL of fsspec as a RemotePath, and a local path as a Path.
+    """Return a URL, or a path of universal_pathlib, as a RemotePath, and a local path as a Path.
 
-    "filecache::" before a URL keeps local copies of the files. An object of universal_pathlib brings its options.
+    "filecache::" before a URL keeps local copies of the files.
 
     Raises:
         TypeError: `value` is not a path.
         ValueError: fsspec does not know the URL's protocol, or the URL is a chain of other file systems.
-        ImportError: the package that reads the URL is missing.
+        ImportError: universal_pathlib is missing.
     """
     if isinstance(value, RemotePath):
         return value
-    options = getattr(value, "storage_options", {})
-    text = str(value) if hasattr(value, "storage_options") else value
-    if not isinstance(text, str) or "://" not in text:
-        return check_path(name, text)
-    found = _URL.match(text)
-    if found is None or "::" in text[found.end() :]:
-        raise ValueError(f"{name} must be a path, a URL, or filecache:: and a URL, got {text!r}")
-    url, protocol = text[len(found[1] or "") :], found[2]
-    if protocol in _LOCAL:
-        from fsspec.implementations.local import LocalFileSystem
-
-        return Path(LocalFileSystem._strip_protocol(url))
-    _check_protocol(name, protocol, text)
-    path = url.partition("://")[2].rstrip("/")
-    return RemotePath(f"{protocol}://{path}", dict(options), is_cached=found[1] is not None)
+    if not hasattr(value, "storage_options") and not (isinstance(value, str) and "://" in value):
+        return check_path(name, value)
+    with needs("URLs need universal_pathlib and tenacity", "seqwarm_kernels[remote]"):
+        import tenacity  # noqa: F401
+        from upath import UPath
+    is_cached = isinstance(value, str) and value.startswith(_CACHED)
+    location: Any = value.removeprefix(_CACHED).rstrip("/") if isinstance(value, str) else value
+    location = f"{location}//" if str(location).endswith(":") else location  # the root of a store
+    if "::" in str(location):
+        raise ValueError(f"{name} must be a path, a URL, or filecache:: and a URL, got {without_secrets(str(value))!r}")
+    try:
+        place = UPath(location)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a path or a URL that fsspec knows: {without_secrets(str(error))}") from None
+    return Path(place.path) if place.protocol in ("", "file", "local") else RemotePath(place, is_cached)
 
 
 def check_named_once(name: str, paths: Iterable[AnyPath], kind: str) -> None:
-    """No path may stand twice among `paths`, each that of a `kind`. Paths are compared without following links."""
-    seen: set[str | RemotePath] = set()
+    """No path may stand twice among `paths`, each that of a `kind`: an epoch would serve its items twice.
+
+    Paths are compared without following links.
+    """
+    seen: set[Any] = set()
     for path in paths:
-        place = replace(path, is_cached=False) if isinstance(path, RemotePath) else os.path.abspath(path)
+        place = path.place if isinstance(path, RemotePath) else os.path.abspath(path)
         if place in seen:
-            raise ValueError(
-                f"{name} must name each {kind} once, got {path} twice: an epoch would serve its items twice; to repeat "
-                "them on purpose, name a copy or a link as well"
-            )
+            raise ValueError(f"{name} must name each {kind} once, got {path} twice")
         seen.add(place)
 
 
-def _check_protocol(name: str, protocol: str, text: str) -> None:
-    from fsspec import get_filesystem_class
+class _Ranges(io.RawIOBase):
+    """A remote file for reading in any order. Each read is a request of just these bytes."""
 
-    try:
-        get_filesystem_class(protocol)
-    except ImportError as error:
-        raise ImportError(f"{name} {text} needs another package: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{name} must be a path or a URL that fsspec knows, got {text!r}") from error
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._size, self._position = path, file_size(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._size)
+        content = self._path.read_bytes(self._position, end) if end > self._position else b""
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def open_file(path: AnyPath) -> BinaryIO:
-    """The file for reading in any order. It raises an OSError if it ends before the size that it has when opened."""
-    if isinstance(path, RemotePath):
-        return path.open()
-    file = io.FileIO(path)
-    return io.BufferedReader(SizedFile(file, os.fstat(file.fileno()).st_size), _BLOCK)
+    """The file for reading in any order."""
+    if isinstance(path, RemotePath) and not path.is_cached:
+        return io.BufferedReader(_Ranges(path), buffer_size=1)
+    return open(local_file(path), "rb")
 
 
 def open_whole(path: AnyPath) -> BinaryIO:
     """The file for reading as a whole. That of a URL is in memory."""
-    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else open_file(path)
+    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else open(path, "rb")
 
 
 def read_whole(path: AnyPath) -> bytes:
     """The content of a file."""
-    with open_whole(path) as file:
-        return file.read()
+    return read_range(path, 0, None)
 
 
-def read_range(path: AnyPath, start: int, end: int) -> bytes:
-    """The bytes from `start` to before `end`, fewer if the file ends."""
+def read_range(path: AnyPath, start: int, end: int | None) -> bytes:
+    """The bytes from `start` to before `end`, fewer if the file ends. None: to the end of the file."""
     if isinstance(path, RemotePath):
-        return path.read_range(start, end)
+        return path.read_bytes(start, end)
     with open(path, "rb") as file:
         file.seek(start)
-        return file.read(end - start)
+        return file.read(-1 if end is None else end - start)
 
 
 def local_file(path: AnyPath) -> Path:
-    """The path itself if it is local, else that of a local copy, for formats that are memory-mapped.
+    """The path itself if it is local, else that of a local copy. Processes of one machine download a file once.
 
-    fsspec's filecache keeps the copies in `cache_folder()`, one for each version of a file. A copy is never changed. It
-    is deleted and made again if its size is not the one that the store reports. Processes of one machine download a
-    file once.
+    There is a copy for each version of a file, so one that is being read does not change. fsspec's filecache writes
+    over it, keeps what a store cut short, never asks for a file of HTTP again, and writes URLs down with their
+    credentials.
     """
     if not isinstance(path, RemotePath):
         return path
     from filelock import FileLock
-    from fsspec import AbstractFileSystem
-    from fsspec.implementations.cached import WholeFileCacheFileSystem
 
     def copied(fs: Any, place: str) -> Path:
         facts = fs.info(place)
         size = facts.get("size")
-        # Most stores have fsspec's own ukey, which asks for the facts again.
-        version = facts if type(fs).ukey is AbstractFileSystem.ukey else fs.ukey(place)
-        folder = folder_of_copy(path, (version, size))
-        with FileLock(folder / "lock"):
-            # A new one each time: it takes a file for complete as soon as it begins to download it.
-            cache = WholeFileCacheFileSystem(
-                fs=fs, cache_storage=str(folder), expiry_time=0, check_files=False, skip_instance_cache=True
-            )
-            with cache.open(place, "rb") as file:
-                copy = Path(file.name)
-            try:
-                check_size(copy.stat().st_size, size)
-            except OSError:
-                copy.unlink()
-                raise
-            return copy
+        version = sorted((name, str(fact)) for name, fact in facts.items() if name not in ("name", "url"))
+        copy = folder_of_copy(path, version) / "file"
+        partial = copy.with_name(f"file{PARTIAL_SUFFIX}")
+        with FileLock(copy.with_name("lock")):
+            if not copy.exists() or size not in (None, copy.stat().st_size):
+                fs.get_file(place, str(partial))
+                check_size(partial.stat().st_size, size)
+                os.replace(partial, copy)
+        return copy
 
-    return path._call(copied, fresh=True)
+    return path.call(copied)
 
 
 def folder_of_copy(path: AnyPath, version: object) -> Path:
@@ -357,9 +298,9 @@ def file_size(path: AnyPath) -> int:
     """
     if not isinstance(path, RemotePath):
         return path.stat().st_size
-    size = path.info().get("size")
+    size = path.call(lambda fs, place: fs.info(place).get("size"))
     if size is None:
-        raise OSError(errno.EIO, "the store does not report the size", path.url)
+        raise OSError(errno.EIO, "the store does not report the size", str(path))
     return int(size)
 
 
@@ -386,7 +327,7 @@ def visible_files(folder: PathLike, onerror: Callable[[OSError], object] | None 
     folder = check_location("folder", folder)
     if not isinstance(folder, RemotePath):
         return list(files.visible_files(folder, onerror))
-    root, found = folder._call(lambda fs, path: (path, fs.find(path)), fresh=True)
+    root, found = folder.call(lambda fs, path: (path, fs.find(path)))
     names = [posixpath.relpath(path, root) for path in found]
     hidden = re.compile(r"(^|/)\.")
     return [folder / name for name in sorted(names) if not hidden.search(name) and not name.endswith(PARTIAL_SUFFIX)]

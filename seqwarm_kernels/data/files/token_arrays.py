@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .data_file import DataFile
 
@@ -15,6 +16,8 @@ _INT32 = np.dtype("<i4")
 #: The first number of llm.c's header -> version and dtype. modded-nanogpt writes the first kind.
 _LLM_C: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 _NPY = b"\x93NUMPY"
+_SAMPLE = 2**16  #: tokens that show whether the dtype fits
+_MANY = 64  #: tokens of which small numbers in every second place are no accident
 #: The first bytes of files that are not arrays of tokens.
 _FOREIGN = {
     b"MMIDIDX": "an index of Megatron, which MegatronSource reads",
@@ -43,7 +46,7 @@ def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
 
     Raises:
         ChunkError: The file is missing, empty, of another format, or damaged. The message names the place.
-        ValueError: The header says another dtype.
+        ValueError: The header says another dtype, or the tokens of a file without one have another than the default.
     """
     start = file.read(np.dtype(np.uint8), 0, min(file.size, 8)).tobytes()
     for magic, kind in _FOREIGN.items():
@@ -55,13 +58,29 @@ def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
     elif magic_number in _LLM_C:
         array = _of_llm_c(file, *_LLM_C[magic_number])
     else:
-        dtype = dtype or DEFAULT_DTYPE
+        dtype = dtype or _check_default(file)
         array = TokenArray(file, dtype, 0, -(-file.size // dtype.itemsize))
     if dtype is not None and dtype != array.dtype:
         raise ValueError(f"dtype must be {array.dtype}, as the header of {file.path} says, got {dtype}")
     size = array.first_byte + array.tokens * array.dtype.itemsize
     file.check_size(size, f"{array.tokens:,} tokens of {array.dtype} end after {size:,} bytes")
     return array
+
+
+def _check_default(file: DataFile) -> np.dtype[Any]:
+    """Return the default dtype, unless the first tokens are those of a wider one."""
+    sample = file.read(DEFAULT_DTYPE, 0, min(file.size // DEFAULT_DTYPE.itemsize, _SAMPLE) // 4 * 4)
+    for parts, fitting in ((4, "int64"), (2, "int32 or uint32")):
+        if _are_parts(sample.reshape(-1, parts)):
+            raise ValueError(f"dtype must be {fitting} for {file.path}, or given as {DEFAULT_DTYPE} if it is right")
+    return DEFAULT_DTYPE
+
+
+def _are_parts(values: NDArray[Any]) -> bool:
+    """Whether each row is one wider int: the higher parts are 0, those of a negative number, or small."""
+    lowest = int(values[:, 0].max(initial=0))
+    higher = int((values[:, 1:] + np.uint16(1)).max(initial=0)) - 1  # the parts of a negative number count as -1
+    return lowest > 0 and (higher <= 0 or (values.size >= _MANY and 256 * higher < lowest))
 
 
 def _of_llm_c(file: DataFile, version: int, dtype: np.dtype[Any]) -> TokenArray:
@@ -80,8 +99,6 @@ def _of_npy(file: DataFile) -> TokenArray:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(opened)
             first_byte = opened.tell()
-    except OSError as error:
-        raise file.unreadable(error) from error
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise file.error_at(0, f"the header of a .npy file is damaged: {error}") from error
     if len(shape) != 1 or dtype.kind not in "iu":

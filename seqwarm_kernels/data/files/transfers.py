@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import io
-import time
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from ...utils.urls import without_secrets
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -16,6 +17,7 @@ T = TypeVar("T")
 #: Seconds before each new attempt of a failed read or write. Clients of object stores have made their own by then.
 _WAITS = (1.0, 4.0)
 
+#: The codes of errors that another attempt does not change. Many file systems leave the code out.
 _CODES = {
     FileNotFoundError: errno.ENOENT,
     FileExistsError: errno.EEXIST,
@@ -23,39 +25,57 @@ _CODES = {
     NotADirectoryError: errno.ENOTDIR,
     PermissionError: errno.EACCES,
 }
-
-#: Errors that another attempt does not change.
-_PERMANENT: tuple[type[Exception], ...] = (*_CODES, ImportError, NotImplementedError, TypeError, ValueError)
+_REFUSALS = (ImportError, NotImplementedError, TypeError, ValueError)
 
 #: Threads of `read_ahead`.
 _MAX_READERS = 8
 
 
-def error_code(error: OSError) -> int:
-    """The code of `errno` for the type of an error. Many file systems leave it out."""
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), errno.EIO)
-
-
-def with_retries(call: Callable[[], T]) -> T:
+def with_retries(call: Callable[[], T], place: object = None) -> T:
     """Call again after an error that may pass, such as a connection that was cut.
+
+    The error of the last attempt is shown without those that led to it, since they may hold credentials.
+
+    Args:
+        call: what is tried.
+        place: names the file in the error, as its `filename`.
 
     Raises:
         OSError: the last attempt failed. Errors that another attempt does not change are raised at once.
+        ImportError: the package of the store is missing.
     """
-    for wait in _WAITS:
-        try:
-            return call()
-        except _PERMANENT:
-            raise
-        except Exception:  # each file system raises its own
-            time.sleep(wait)
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
+
+    attempts = Retrying(
+        stop=stop_after_attempt(len(_WAITS) + 1),
+        wait=wait_chain(*map(wait_fixed, _WAITS)),
+        retry=retry_if_exception(_may_pass),
+        reraise=True,
+    )
     try:
-        return call()
-    except _PERMANENT:
+        return attempts(call)
+    except ImportError:
         raise
-    except Exception as error:
-        problem = f"{len(_WAITS) + 1} attempts failed, the last with {type(error).__name__}: {error}"
-        raise OSError(errno.EIO, problem) from error
+    except Exception as error:  # each file system raises its own
+        if isinstance(error, _REFUSALS) and place is None:
+            raise
+        failure = _as_os_error(error, place)
+    raise failure from None
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, (*_CODES, *_REFUSALS))
+
+
+def _as_os_error(error: Exception, place: object) -> OSError:
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), errno.EIO)
+    problem = os.strerror(code)
+    if code == errno.EACCES:
+        problem = without_secrets(str(getattr(error, "strerror", None) or error))
+    elif code == errno.EIO:
+        attempts = f"{len(_WAITS) + 1} attempts failed, the last with " if _may_pass(error) else ""
+        problem = f"{attempts}{type(error).__name__}: {without_secrets(str(error))}"
+    return OSError(code, problem, *(() if place is None else (str(place),)))  # of the subclass for the code
 
 
 def check_size(received: int, expected: int | None) -> None:
@@ -66,51 +86,6 @@ def check_size(received: int, expected: int | None) -> None:
     """
     if expected is not None and received != expected:
         raise OSError(f"{received:,} bytes received, expected {expected:,}")
-
-
-class SizedFile(io.RawIOBase):
-    """A file for reading in any order that raises an OSError if it ends before its size.
-
-    Args:
-        file: the opened file.
-        size: in bytes.
-    """
-
-    def __init__(self, file: Any, size: int) -> None:
-        self._file, self._size = file, size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._file.seekable())
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END:
-            return int(self._file.seek(self._size + offset))
-        return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        count = int(self._file.readinto(buffer))
-        if not count and len(buffer):
-            self._check_end()
-        return count
-
-    def readall(self) -> bytes:
-        content = b"".join(iter(self._file.read, b""))
-        self._check_end()
-        return content
-
-    def _check_end(self) -> None:
-        if self._size:  # a pipe has none, and no position
-            check_size(min(self.tell(), self._size), self._size)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def read_ahead(read: Callable[[S], T], arguments: Iterable[S], count: int) -> Iterator[T]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_bool, check_choice, check_int, check_iterable
-from ...utils.files import PARTIAL_SUFFIX
+from ...utils.checks import check_choice, check_int, check_iterable
+from ...utils.progress import standard_error
 from .compression import COMPRESSIONS, READ_ERRORS, check_zstd, compress, read_uncompressed
-from .lengths import LENGTHS_SUFFIX, has_lengths, lengths_path, write_lengths
-from .manifest import CHUNK_FORMATS, CHUNK_PREFIX, MANIFEST, Chunk, Manifest
+from .lengths import as_lengths, has_lengths, lengths_path
+from .manifest import CHUNK_FORMATS, MANIFEST, Chunk, Manifest
 from .parquet import check_pyarrow
-from .parquet_writer import write_parquet_chunk
+from .parquet_writer import as_parquet, has_parquet_items
 from .reader import as_content, as_line
 from .remote import AnyPath, PathLike, check_location, file_size, write_file
 
@@ -39,8 +39,7 @@ def write_chunks(
     Args:
         items: strings of one line for "text", JSON-serializable values for "jsonl", strings or lists or arrays of ints
             for "parquet". Blank strings are left out of text.
-        folder: a folder, or a URL of fsspec such as s3://bucket/folder. Created if missing. It must not hold other
-            files.
+        folder: a folder, or a URL of fsspec such as s3://bucket/folder. Created if missing.
         items_per_chunk: number of items in each file. The last file may have fewer.
         format: "text", one item a line, "jsonl", or "parquet" (needs pyarrow), which `ParquetSource` and other
             libraries read: one row group a file, of a column "text" or "input_ids".
@@ -55,137 +54,89 @@ def write_chunks(
     Raises:
         TypeError: an argument has the wrong type, or an item has a type that cannot be written.
         ValueError: `items` is empty or holds an item that cannot be written, or the folder holds chunks of other items,
-            lengths or settings, of more items, or is finished with fewer items.
+            lengths or settings, or of more items.
     """
     check_iterable("items", items, "a list or another iterable of items")
     folder = check_location("folder", folder)
     items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
-    check_bool("progress", progress)
     check_choice("format", format, CHUNK_FORMATS)
     check_choice("compression", compression, COMPRESSIONS)
-    if length_fn is not None and not callable(length_fn):
-        raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")
     if format == "parquet":
         check_pyarrow()
     elif compression == "zst":
         check_zstd()
-    manifest = Manifest(format, compression, items_per_chunk, _name_of(length_fn))
+    name = None if length_fn is None else getattr(length_fn, "__qualname__", type(length_fn).__qualname__)
+    writer = _Writer(folder, Manifest(format, compression, items_per_chunk, name), length_fn)
     folder.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(folder, manifest, length_fn, _earlier_manifest(folder, manifest))
-    with tqdm(items, desc="write_chunks", unit=" items", disable=None if progress else True) as bar:
+    writer.check_settings()
+    disable = None if progress else True
+    with tqdm(items, desc="write_chunks", unit=" items", disable=disable, file=standard_error()) as bar:
         for item in bar:
             writer.add(item)
     return writer.finish()
 
 
-def _name_of(length_fn: Callable[[Any], int] | None) -> str | None:
-    return None if length_fn is None else getattr(length_fn, "__qualname__", type(length_fn).__qualname__)
-
-
-def _earlier_manifest(folder: AnyPath, manifest: Manifest) -> Manifest | None:
-    """The manifest of an earlier run. It must have the same settings, unless that run wrote no chunk: then None."""
-    any_files = any(not path.name.endswith(PARTIAL_SUFFIX) for path in folder.iterdir())
-    if not (folder / MANIFEST).exists():  # checked after the listing: a concurrent writer creates the manifest first
-        if any_files:
-            raise ValueError(f"folder must be empty or written by write_chunks, {folder} holds other files")
-        return None
-    existing = Manifest.read(folder)
-    if existing == manifest:
-        return existing
-    if existing.chunks is None and not _has_chunks(folder):  # left over from a run that ended before its first chunk
-        return None
-    _check_settings(folder, existing, manifest)
-    return existing
-
-
-def _has_chunks(folder: AnyPath) -> bool:
-    names = (path.name for path in folder.iterdir())
-    return any(name.startswith(CHUNK_PREFIX) and not name.endswith((PARTIAL_SUFFIX, LENGTHS_SUFFIX)) for name in names)
-
-
-def _check_settings(folder: AnyPath, existing: Manifest, manifest: Manifest) -> None:
-    for name in ("format", "compression", "items_per_chunk", "length_fn"):
-        if getattr(existing, name) != getattr(manifest, name):
-            raise ValueError(
-                f"folder {folder} holds chunks of another {name}: {getattr(existing, name)!r} there, "
-                f"{getattr(manifest, name)!r} here; write these items into another folder"
-            )
-
-
-def _claim(folder: AnyPath, manifest: Manifest) -> None:
-    """Write the settings before the first chunk, so that no other run can use different ones."""
-    if _earlier_manifest(folder, manifest) is None:
-        manifest.write(folder)
-
-
 class _Writer:
-    """Collects the items of a chunk, writes each full chunk, and the manifest at the end.
+    """Collects the items of a chunk, writes each full chunk, and the manifest at the end."""
 
-    Args:
-        existing: the manifest of an earlier run.
-    """
-
-    def __init__(
-        self, folder: AnyPath, manifest: Manifest, length_fn: Callable[[Any], int] | None, existing: Manifest | None
-    ) -> None:
+    def __init__(self, folder: AnyPath, manifest: Manifest, length_fn: Callable[[Any], int] | None) -> None:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
-        self._max_items = None if existing is None or existing.chunks is None else existing.items
         self._chunks: list[Chunk] = []
-        self._pending_items: list[Any] = []
-        self._pending_lines: list[bytes] = []
+        self._items: list[Any] = []  #: of the next chunk
+        self._lines: list[bytes] = []  #: the same, encoded
         self._blank_count = self._count = 0
-        self._holds_text = True
+
+    def check_settings(self) -> bool:
+        """Whether another run has begun to write the folder. It must have the same settings."""
+        if not (self._folder / MANIFEST).exists():
+            return False
+        existing = Manifest.read(self._folder)
+        for name in ("format", "compression", "items_per_chunk", "length_fn"):
+            there, here = getattr(existing, name), getattr(self._manifest, name)
+            if there != here:
+                raise ValueError(
+                    f"folder {self._folder} holds chunks of another {name}: {there!r} there, {here!r} here"
+                )
+        return True
 
     def add(self, item: Any) -> None:
-        if self._manifest.format == "parquet":
-            self._check_kind(item)
-        line = b"" if self._manifest.format == "parquet" else as_line(item, self._manifest.format, self._count)
+        if self._manifest.format != "parquet":
+            line = as_line(item, self._manifest.format, self._count)
+            if self._manifest.format == "text" and not item.strip():
+                self._count += 1
+                self._blank_count += 1
+                return
+            self._lines.append(line)
         self._count += 1
-        if self._manifest.format == "text" and not item.strip():
-            self._blank_count += 1
-            return
-        if self._count - self._blank_count - 1 == self._max_items:
-            raise ValueError(
-                f"folder {self._folder} is finished with {self._max_items} items, got more: "
-                "write them into another folder"
-            )
-        self._pending_items.append(item)
-        self._pending_lines.append(line)
-        if len(self._pending_items) == self._manifest.items_per_chunk:
+        self._items.append(item)
+        if len(self._items) == self._manifest.items_per_chunk:
             self._write_chunk()
 
-    def _check_kind(self, item: Any) -> None:
-        """A Parquet column holds texts or lists of tokens, in all chunks."""
-        if self._count == 0:
-            self._holds_text = isinstance(item, str)
-        elif isinstance(item, str) != self._holds_text:
-            raise TypeError(
-                "items must be all strings or all one-dimensional arrays or lists of ints for format 'parquet', got "
-                f"{item!r:.60} as item {self._count}"
-            )
-
     def _write_chunk(self) -> None:
-        if not self._chunks:
-            _claim(self._folder, self._manifest)
         path = self._folder / self._manifest.file_name(len(self._chunks))
-        if self._manifest.format == "parquet":
-            write_parquet_chunk(path, self._pending_items, self._manifest.compression, self._length_fn)
-        else:
-            self._write_lines(path)
-        self._chunks.append(Chunk(path.name, len(self._pending_items), file_size(path)))
-        self._pending_items, self._pending_lines = [], []
+        contents = self._missing_files(path)
+        # The settings are written before the first chunk, so that no other run can use different ones.
+        if not self._chunks and not self.check_settings():
+            self._manifest.write(self._folder)
+        for file, content in contents.items():
+            write_file(file, content)
+        self._chunks.append(Chunk(path.name, len(self._items), file_size(path)))
+        self._items, self._lines = [], []
 
-    def _write_lines(self, path: AnyPath) -> None:
-        items, content = self._pending_items, as_content(self._pending_lines)
+    def _missing_files(self, path: AnyPath) -> dict[AnyPath, bytes]:
+        """The files of a chunk that are missing or damaged. Lengths come first: a chunk that exists has its lengths."""
+        items, compression, length_fn = self._items, self._manifest.compression, self._length_fn
+        if self._manifest.format == "parquet":
+            exists = has_parquet_items(path, items, length_fn)
+            return {} if exists else {path: as_parquet(items, compression, length_fn)}
+        content, contents = as_content(self._lines), {}
         exists, lengths = _has_content(path, content), lengths_path(path)
-        # The lengths are written first, so that a chunk that exists has its lengths.
-        if self._length_fn is not None and not (exists and has_lengths(lengths, items, self._length_fn)):
-            write_lengths(lengths, items, self._length_fn)
-        if not exists:
-            write_file(path, compress(content, self._manifest.compression))
+        if length_fn is not None and not (exists and has_lengths(lengths, items, length_fn)):
+            contents[lengths] = as_lengths(items, length_fn)
+        return contents if exists else {**contents, path: compress(content, compression)}
 
     def finish(self) -> Manifest:
-        if self._pending_items:
+        if self._items:
             self._write_chunk()
         if not self._chunks:
             raise ValueError(
@@ -194,8 +145,7 @@ class _Writer:
         surplus = self._folder / self._manifest.file_name(len(self._chunks))
         if surplus.exists():
             raise ValueError(f"{surplus} comes after the last of these items: the folder holds chunks of other items")
-        # Another run may have claimed the folder before the first chunk of this one was there.
-        _check_settings(self._folder, Manifest.read(self._folder), self._manifest)
+        self.check_settings()  # another run may have written its own before the first chunk of this one was there
         manifest = replace(self._manifest, chunks=tuple(self._chunks), blank_items=self._blank_count)
         manifest.write(self._folder)
         return manifest

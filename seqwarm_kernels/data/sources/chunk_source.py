@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..batch_planning.plan import IntArray
 from ..files.lengths import lengths_path, read_lengths
 from ..files.manifest import Manifest
-from ..files.reader import format_of, read_chunk
+from ..files.reader import chunk_errors, format_of, read_chunk
 from ..files.remote import AnyPath, PathLike, file_size, is_path
 from .base import check_locations, fingerprint
 from .chunked_source import ChunkedSource
@@ -100,9 +100,11 @@ class ChunkSource(ChunkedSource):
 
 def _find(paths: PathLike | Iterable[PathLike], with_lengths: bool) -> list[_File]:
     found = check_locations("paths", paths, "a folder of write_chunks, or files")
-    if is_path(paths) and not found[0].exists():
+    with chunk_errors(found[0]):
+        is_missing, is_folder = is_path(paths) and not found[0].exists(), len(found) == 1 and found[0].is_dir()
+    if is_missing:
         raise ValueError(f"paths must exist, got {str(found[0])!r}: no such file or folder")
-    if len(found) == 1 and found[0].is_dir():
+    if is_folder:
         return _in_folder(found[0], with_lengths)
     if with_lengths:
         raise ValueError(f"with_lengths needs a folder of write_chunks, got {found[0]}")
