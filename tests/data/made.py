@@ -5,8 +5,7 @@ from itertools import islice
 
 from hypothesis import strategies as st
 
-from seqwarm_kernels import SequenceLengthScheduler
-from seqwarm_kernels.data import BatchPlanner, Piece
+from seqwarm_kernels.data import Piece
 
 #: Lists of lengths: mixed ones, short ones, equal ones, and empty lists.
 lengths_lists = st.one_of(
@@ -18,12 +17,6 @@ lengths_lists = st.one_of(
 
 #: Items of sources. No file size or buffer size divides their number.
 TEXTS = [f"item {number}" for number in range(1003)]
-
-
-def cut_planner(**options):
-    """Cuts items to 2 tokens at first."""
-    scheduler = SequenceLengthScheduler(2, 9, duration=100, step_size=1)
-    return BatchPlanner(batch_size=2, max_length=scheduler, warmup="cut", **options)
 
 
 class ListSource:

@@ -78,7 +78,7 @@ class Passes(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from(KINDS),
         rule=st.sampled_from([*RULES]),
-        window=st.integers(10, 70),
+        window=st.integers(4, 40),
         remainder=st.sampled_from(["drop", "repeat", "empty"]),
         in_loader=st.booleans(),
     )
@@ -116,7 +116,7 @@ class Passes(RuleBasedStateMachine):
         self.iterator, self.cursor = iter(self.target), None
 
     @precondition(lambda self: self.iterator is not None)
-    @rule(count=st.integers(1, 9))
+    @rule(count=st.integers(1, 25))
     def take(self, count):
         for _ in range(count):
             if self.cursor is None:  # an iterator starts with its first batch
@@ -159,6 +159,12 @@ class Passes(RuleBasedStateMachine):
             return self.previous, through_json(self.target.previous_state_dict())
         assert self.target.state_dict() == self.batches.state_dict()
         return self.place, through_json(self.target.state_dict())
+
+    @rule(world_size=st.integers(1, 8), data=st.data())
+    def restart_here(self, world_size, data):
+        self.restart(self.save(False), world_size, data)
+        self.start_pass()
+        self.take(3)
 
     @rule(saved=states, world_size=st.integers(1, 8), data=st.data())
     def restart(self, saved, world_size, data):
