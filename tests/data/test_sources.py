@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data import ChunkSource, Order, SequenceSource, Source, StreamSource
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    ChunkSource,
+    LengthBatchStream,
+    Order,
+    SequenceSource,
+    Source,
+    StreamSource,
+)
 
 from ..support.tiers import examples
 from .data_sets import FORMATS
-from .made import Stream, through_json
+from .made import Stream, served_with_restarts, through_json
 from .token_files import documents, need_mds, numbers
 
 DOCUMENTS = documents(260, longest=10)
@@ -136,6 +144,19 @@ def test_random_configurations(paths, data):
         source = make()
         source.load_state_dict(state)
     assert found == expected
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_batches_of_two_ranks(make, packed):
+    """Both are stopped and restored, end together, and serve every item once."""
+
+    def batches(rank):
+        planner = BatchPlanner(64, packed=packed)
+        return LengthBatchStream(make(), planner, window=40, rank=rank, world_size=2, remainder="empty")
+
+    served = served_with_restarts(batches, 2, stops=[1, 7])
+    assert len(served[0]) == len(served[1])
+    assert sorted(numbers(chain.from_iterable(chain(*served)))) == NUMBERS
 
 
 def test_the_end_of_an_epoch(make):
