@@ -75,18 +75,16 @@ def run(arguments: argparse.Namespace) -> Result:
         batchings = padding.compare(lengths, **settings)
     if arguments.figure is not None:
         padding.draw(lengths, batchings, token_kind, arguments.figure)
-    unit, truncated = facts["unit"], int((lengths > arguments.max_tokens).sum())
-    about.append(
-        f"Tokens: {token_kind}; {lengths.mean():.0f} per {unit} on average, {lengths.max():,} at most"
-        + (f", {truncated:,} {unit}s truncated to {arguments.max_tokens:,}." if truncated else ".")
-    )
-    found = {"longest": int(lengths.max()), "truncated": truncated, "batchings": [each.to_json() for each in batchings]}
-    as_json = {"items": len(lengths), **facts, "token_kind": token_kind, "settings": settings, **found}
-    return Result(as_json, "\n".join([*about, "", padding.table(batchings)]))
+    unit, longest, truncated = facts["unit"], int(lengths.max()), int((lengths > arguments.max_tokens).sum())
+    about += f"\nTokens: {token_kind}; {lengths.mean():.0f} per {unit} on average, {longest:,} at most"
+    about += f", {truncated:,} {unit}s truncated to {arguments.max_tokens:,}." if truncated else "."
+    facts |= {"items": len(lengths), "token_kind": token_kind, "longest": longest, "truncated": truncated}
+    facts |= {"settings": settings, "batchings": [each.to_json() for each in batchings]}
+    return Result(facts, f"{about}\n\n{padding.table(batchings)}")
 
 
-def _measured(arguments: argparse.Namespace) -> tuple[Any, str, dict[str, Any], list[str]]:
-    """The lengths of the items, what a token is, and what the items are: plain values and sentences."""
+def _measured(arguments: argparse.Namespace) -> tuple[Any, str, dict[str, Any], str]:
+    """The lengths of the items, what a token is, and what the items are, as plain values and as a sentence."""
     from ..data import padding
 
     options = {name: value for name in _DATA_OPTIONS if (value := getattr(arguments, name)) is not None}
@@ -94,14 +92,13 @@ def _measured(arguments: argparse.Namespace) -> tuple[Any, str, dict[str, Any], 
         source = padding.open_data_set(arguments.data, **options)
         lengths, name = source.lengths(), type(source).__name__
         if not len(lengths):
-            raise ValueError(f"no documents found in {arguments.data[0]}")
-        about = f"{len(lengths):,} documents in {', '.join(arguments.data[:3])}, read by {name}."
-        facts = {"unit": "document", "source": name, "paths": arguments.data}
-        return lengths, "as the files tell", facts, [about]
+            raise ValueError(f"no documents found by {name}")
+        facts = {"unit": "document", "source": name}
+        return lengths, "as the files tell", facts, f"{len(lengths):,} documents, read by {name}."
     if options:
         raise ValueError(f"{next(iter(options))} needs --data, got --text")
     items, skipped = padding.read_text(arguments.text, arguments.items)
-    about = f"{len(items):,} {arguments.items}s in {', '.join(arguments.text[:3])}, blank ones not counted."
+    about = f"{len(items):,} {arguments.items}s, blank ones not counted."
     if skipped:
         about += f"\nSkipped {len(skipped):,} files that are damaged or not text, such as {skipped[0]}"
-    return *padding.count_tokens(items, arguments.tokenizer), {"unit": arguments.items, "skipped": skipped}, [about]
+    return *padding.count_tokens(items, arguments.tokenizer), {"unit": arguments.items, "skipped": skipped}, about

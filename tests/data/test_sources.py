@@ -10,17 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data import ChunkSource, Order, SequenceSource, Source, StreamSource
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    ChunkSource,
+    LengthBatchStream,
+    Order,
+    SequenceSource,
+    Source,
+    StreamSource,
+)
 
 from ..support.tiers import examples
 from .data_sets import FORMATS
-from .made import Stream, through_json
+from .made import Stream, served_with_restarts, through_json
 from .token_files import documents, need_mds, numbers
 
 DOCUMENTS = documents(260, longest=10)
 NUMBERS = list(range(260))
-#: Most items that a rank may have more than another one: a file, a row group, or a run of neighbours.
-LARGEST_PART = {"chunks": 50, "parquet": 50, "sequence": 1, "stream": 1}
+#: The parts that ranks divide: files, row groups, or runs of neighbours. The last one may be smaller.
+ITEMS_PER_PART = {"chunks": 50, "parquet": 50, "sequence": 1, "stream": 1}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,8 @@ def test_ranks_share_the_items_evenly(name, make, shuffle):
     for world_size in (2, 3, 5):
         parts = [numbers(make(shuffle=shuffle, rank=rank, world_size=world_size)) for rank in range(world_size)]
         assert sorted(chain(*parts)) == NUMBERS
-        assert max(map(len, parts)) - min(map(len, parts)) <= LARGEST_PART.get(name, 64)
+        counts = [-(-len(part) // ITEMS_PER_PART.get(name, 64)) for part in parts]
+        assert max(counts) - min(counts) <= 1
 
 
 def test_resumes_at_every_item(make):
@@ -136,6 +145,19 @@ def test_random_configurations(paths, data):
         source = make()
         source.load_state_dict(state)
     assert found == expected
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_batches_of_two_ranks(make, packed):
+    """Both are stopped and restored, end together, and serve every item once."""
+
+    def batches(rank):
+        planner = BatchPlanner(64, packed=packed)
+        return LengthBatchStream(make(), planner, window=40, rank=rank, world_size=2, remainder="empty")
+
+    served = served_with_restarts(batches, 2, stops=[1, 7])
+    assert len(served[0]) == len(served[1])
+    assert sorted(numbers(chain.from_iterable(chain(*served)))) == NUMBERS
 
 
 def test_the_end_of_an_epoch(make):

@@ -1,29 +1,20 @@
-"""Sources of tokens: documents of every format, their lengths, and end to end through planner, collator and loader."""
+"""Sources of tokens: documents of every format, where they end, and their lengths."""
 
 import itertools
 import os
-from collections import Counter
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 from seqwarm_kernels.data import (
-    BatchPlanner,
-    ItemDataset,
-    LengthBatchStream,
     MegatronSource,
     PackedCollator,
-    PaddedCollator,
-    Prepare,
-    ResumableLoader,
     TokenSource,
 )
 from seqwarm_kernels.data.files import document_ends
 from seqwarm_kernels.data.files.remote import check_location, write_file
 
-from ..support.tiers import first_fast
-from .made import served_with_restarts, through_json
+from .made import through_json
 from .token_files import (
     END,
     SOURCES,
@@ -82,7 +73,7 @@ def test_few_documents_are_divided_among_the_ranks(tmp_path):
     assert sorted(map(len, parts)) == [1, 1, 1, 2]
 
 
-def test_many_short_files(tmp_path):
+def test_a_run_may_span_files(tmp_path):
     paths = [write_llm_c(tmp_path, DOCUMENTS[begin : begin + 10], name=f"{begin}.bin") for begin in range(0, 1000, 10)]
     source = TokenSource(paths, end_token=END, shuffle=False)
     assert_equal_documents(list(source), DOCUMENTS[:1000])
@@ -315,37 +306,6 @@ def test_a_multimodal_index(tmp_path):
     with prefix.with_suffix(".idx").open("ab") as file:
         file.write(bytes(len(DOCUMENTS)))
     assert_equal_documents(list(MegatronSource(prefix, shuffle=False)), DOCUMENTS)
-
-
-# ---- end to end
-
-
-@pytest.mark.parametrize("num_workers", first_fast([0, 2]))
-@pytest.mark.parametrize("packed", first_fast([True, False]))
-def test_batches_resume_and_count_every_document_once(make, packed, num_workers):
-    collate = PackedCollator() if packed else PaddedCollator()
-
-    def loader(rank):
-        stream = LengthBatchStream(
-            make(buffer_size=200), BatchPlanner(256, packed=packed), window=100, rank=rank, world_size=2
-        )
-        plain = DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=Prepare(collate), num_workers=num_workers)
-        return ResumableLoader(plain)
-
-    served = served_with_restarts(loader, 2, stops=[1, 20])
-    tokens = [batch["input_ids"].flatten() for rank in served for batch in rank]
-    ends = sum(int((each == END).sum()) for each in tokens)
-    assert 0.95 * 1003 < ends <= 1003  # a last step without a batch for each rank is dropped
-    seen = [start for rank in served for batch in rank for start in starts(batch, packed)]
-    assert Counter(seen) == Counter(set(seen))
-
-
-def starts(batch, packed):
-    """The first two tokens of each document."""
-    ids = batch["input_ids"]
-    if packed:
-        return [tuple(ids[0, begin : begin + 2].tolist()) for begin in batch["cu_seq_lens_q"][:-1].tolist()]
-    return [tuple(row[:2].tolist()) for row in ids]
 
 
 def test_a_state_of_other_documents_is_refused(tmp_path):

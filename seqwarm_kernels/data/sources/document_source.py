@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,10 +32,9 @@ class DocumentSource(BlockSource):
     def _set_files(self, files: Sequence[DocumentFile]) -> None:
         """The files of all ranks, in order."""
         self._files = files
-        # Few documents are divided more finely, so that every rank has some. A run is in one file.
-        documents = sum(map(len, files))
-        self._run = max(1, min(_RUN, self.buffer_size, documents // max(self.world_size, len(files))))
-        self._first_runs = np.cumsum([0, *(-(-len(file) // self._run) for file in files)])  # of each file
+        self._first_documents = [0, *accumulate(map(len, files))]  # of each file, and the number of all documents
+        # Few documents are divided more finely, so that every rank has some.
+        self._run = max(1, min(_RUN, self.buffer_size, self._first_documents[-1] // self.world_size))
         self._fingerprint = fingerprint([file.facts for file in files])
 
     def lengths(self) -> IntArray:
@@ -43,18 +45,20 @@ class DocumentSource(BlockSource):
         return np.concatenate([file.lengths() for file in self._files])
 
     def _blocks(self) -> Iterator[list[Any]]:
-        while len(runs := self._numbers(self.buffer_size // self._run, int(self._first_runs[-1]))):
+        num_runs = -(-self._first_documents[-1] // self._run)
+        while len(runs := self._numbers(self.buffer_size // self._run, num_runs)):
             yield self._shuffled(self._read(runs))
 
     def _read(self, runs: IntArray) -> list[Any]:
-        """The documents of runs, file after file."""
-        numbers = np.searchsorted(self._first_runs, runs, side="right") - 1
-        items = []
-        for number in np.unique(numbers).tolist():
-            file = self._files[number]
-            begins = (runs[numbers == number] - self._first_runs[number]) * self._run
-            items += file.read([(begin, min(begin + self._run, len(file))) for begin in begins.tolist()])
-        return items
+        """The documents of runs, file after file. A run may begin in one file and end in another one."""
+        firsts, parts = self._first_documents, defaultdict(list)
+        for run in runs.tolist():
+            begin, end = run * self._run, min((run + 1) * self._run, firsts[-1])
+            for number in range(bisect_right(firsts, begin) - 1, bisect_left(firsts, end)):
+                first, after = firsts[number : number + 2]
+                if first < after:  # a file may have no documents
+                    parts[number].append((max(begin, first) - first, min(end, after) - first))
+        return [item for number, found in parts.items() for item in self._files[number].read(found)]
 
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), "buffer_size": self.buffer_size, "files": self._fingerprint}
