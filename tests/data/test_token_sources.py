@@ -12,7 +12,7 @@ from seqwarm_kernels.data import (
     TokenSource,
 )
 from seqwarm_kernels.data.files import document_ends
-from seqwarm_kernels.data.files.remote import check_location, write_file
+from seqwarm_kernels.data.files.remote import check_location, visible_files, write_file
 
 from .made import through_json
 from .token_files import (

@@ -201,8 +201,10 @@ def test_without_a_training_there_is_no_count():
 def test_a_training_that_never_had_the_full_length_warns():
     state = ScheduleState(SequenceLengthScheduler(4, 16, duration=2500, step_size=4, unit="token"))
     state.scheduler.progress = 2499
-    with pytest.warns(UserWarning, match="ends at 12 of 16 tokens: the schedule grows for 2,500 tokens, and .* 2,499"):
+    match = r"ends at 12 of 16 tokens: the schedule grows for 2,500 tokens, and .* 2,499"
+    with pytest.warns(UserWarning, match=match) as caught:
         state._warn_of_short_training()
+    assert caught[0].filename == __file__
     state, _ = state_of()
     state._warn_of_short_training(1000)
     state.scheduler.progress = 2500

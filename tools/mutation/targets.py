@@ -70,7 +70,7 @@ TARGETS = [
         "schedule_state.py",
         *("tests/trainers/test_schedule_state.py", "tests/trainers/test_contract.py"),
         *("-k", "schedule_state or huggingface or lightning"),
-        wider=(Run(("tests/trainers/test_context_parallel.py", "tests/trainers/test_contract.py", "-m", "slow")),),
+        wider=(Run(("tests/trainers/test_context_parallel.py", "-m", "slow")),),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
