@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .alibi_attention.cases import BOTH, FORWARD
+from .alibi_attention import hopper
+from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
-from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
+from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
 from .batching.sources_report import (
@@ -22,7 +23,7 @@ from .batching.sources_report import (
     readers_page,
 )
 from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
-from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup
+from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
 from .resize_batch.implementations import BY_HAND, OURS_OUT
 from .resize_batch.implementations import OURS as RESIZE
@@ -172,7 +173,7 @@ def _decoding_table(path: Path) -> str:
 # ---- on a GPU
 
 #: Columns of peers. The last one computes without a bias.
-_GPU_PEERS = (FLEX.name, MASK.name, EAGER.name, FLASH.name)
+_GPU_PEERS = (FLEX.name, CUDNN_MASK.name, EAGER.name, CUDNN.name)
 
 
 def _gpu_attention() -> str:
@@ -180,10 +181,10 @@ def _gpu_attention() -> str:
     environments, records = read_folder(RESULTS)
     attention = records.of_stages("long", "lengths")
     rows = [_gpu_row(attention, record) for work in (FORWARD, BOTH) for record in _gpu_records(attention, work)]
-    header = ["pass", "rows x tokens", "heads, head_dim", "ms", "no skip, ms", "Flex", "SDPA mask", "eager"]
+    header = ["pass", "rows x tokens", "heads, head_dim", "ms", "no skip, ms", "Flex", "cuDNN, mask", "eager"]
     gpu = next(environment for name, environment in environments.items() if "attention" in name)
     facts = f"{gpu['gpu']}, torch {gpu['torch']}, Triton {gpu['triton']}, cuDNN {gpu['nvidia-cudnn-cu13']}"
-    return f"{facts}:\n\n{markdown([*header, 'SDPA, no bias'], rows)}"
+    return f"{facts}:\n\n{markdown([*header, 'cuDNN, no bias'], rows)}"
 
 
 def _gpu_records(records: DeviceRecords, work: str) -> list[DeviceRecord]:
@@ -199,6 +200,29 @@ def _gpu_row(records: DeviceRecords, record: DeviceRecord) -> list[str]:
     cells.append(f"{no_skip.median_ms:.3g}" if no_skip else "")
     ratios = [speedup(record, records.beside(record, name)) for name in _GPU_PEERS]
     return [*cells, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)]
+
+
+def _hopper() -> str:
+    """A row for each kind of call: the Gluon kernels' time and rate, and how many times as fast they are as others."""
+    records = read_folder(RESULTS)[1]
+    found = records.of_stages(hopper.STAGE)
+    kinds = {
+        (facts["head_dim"], not facts["causal"], facts["skipping"], facts["length"]): facts
+        for facts in (record.facts for record in found.timed(hopper.GLUON, FORWARD))
+    }
+    rows = []
+    for head_dim, full, skipping, length in sorted(kinds, key=lambda kind: (-kind[0], *kind[1:])):
+        keys = f"{'full, ' if full else ''}{'skipping' if skipping else 'all'}"
+        row = [f"{head_dim}", keys, f"{length:,}"]
+        for work in (FORWARD, BACKWARD):
+            record = found.find(hopper.GLUON, work, **kinds[head_dim, full, skipping, length])
+            peers = [found.beside(record, name) for name in (hopper.TRITON, CUDNN.name, FLASH_3.name)]
+            ratios = [speedup(record, peer) for peer in peers]
+            rate = f" ({teraflops(record):.0f})" if record is not None and not skipping else ""
+            row += [f"{1e3 * record.median_ms:,.0f}{rate}", *("" if r is None else f"{r:.2f}" for r in ratios)]
+        rows.append(row)
+    columns = [name for work in (FORWARD, BACKWARD) for name in (f"{work}, µs", "Triton", "cuDNN", "flash-attn-3")]
+    return markdown(["head_dim", "keys", "tokens", *columns], rows)
 
 
 # ---- everything else
@@ -285,6 +309,7 @@ PAGES = {
         "demo": _demo,
     },
     _DOCS / "benchmarks" / "stability.md": {name: _of_stability(table) for name, table in stability.TABLES.items()},
+    _DOCS / "kernels" / "attention_gpu.md": {"Hopper": _hopper},
     _DOCS / "guides" / "data_sources.md": {"large corpus": _large_corpus, "readers": _readers},
     _DOCS / "guides" / "many_devices.md": {
         "exchanges": _of_many_devices(many_devices.exchange_table),

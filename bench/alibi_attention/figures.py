@@ -21,7 +21,7 @@ from seqwarm_kernels.utils.figures import (
 from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup
 from .cases import BOTH, FORWARD
-from .peers import EAGER, FLASH, FLEX, MASK, OURS
+from .peers import CUDNN, CUDNN_MASK, EAGER, FLEX, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +146,7 @@ def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
     """Speedups of alibi_attention over its peers; flash attention computes without a bias."""
     curves: Curves = {}
     for record in records.timed(OURS, work, head_dim=head_dim, segment_length=None):
-        for peer in (FLEX, MASK, EAGER, FLASH):
+        for peer in (FLEX, CUDNN_MASK, EAGER, CUDNN):
             ratio = speedup(record, records.beside(record, peer.name))
             if ratio is not None and is_plain(record):
                 curves.setdefault(peer.name, []).append((record.facts["length"], ratio))

@@ -141,6 +141,7 @@ class RunPlan:
             *("--text", *map(str, text)),
             *(["--constant-tokens"] if self.tokens != TRUNCATED else []),
             *(["--scale-learning-rate"] if self.tokens == SCALED else []),
+            *(["--compile"] if scale.compile else []),
             "--resume",
         ]
 

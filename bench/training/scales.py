@@ -37,6 +37,7 @@ class Scale:
     last_words: int  #: largest number of held-out paragraphs
     one_half_batch: bool = False  #: train the baseline with half the batch with seed 0 only
     extrapolate_timed: bool = False  #: (c) reuses the baseline and the best duration of (a)
+    compile: bool = False  #: torch.compile of each block
 
 
 TOY = Scale(
@@ -68,7 +69,7 @@ TOY = Scale(
     last_words=1000,
 )
 
-#: Not yet run. Planned for half an hour: 23 runs, under 20 minutes in all at a guessed 0.7 M tokens per second.
+#: Not yet run. Planned for half an hour: 23 runs, under 20 minutes in all at 0.7 M tokens per second.
 H200 = Scale(
     name="h200",
     size="52m",
