@@ -179,7 +179,7 @@ def _signature(
         "GROUPED": variant.get("grouped", False),
         "ORIGINS": variant.get("origins", False),
         "HIDES": variant.get("hides", False),
-        "BOUNDS": described(chip).is_hopper,
+        "BOUNDS": described(chip).is_hopper and "pointers" not in variant,
         "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),

@@ -147,7 +147,7 @@ class Forward:
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
-        hides = hides_keys(options, query, key)
+        hides, chip = hides_keys(options, query, key), chip_of(query.device)
         self._clears = hides or isinstance(options, VarlenOptions)
         outputs = allocate_outputs(shell_of(query))
         self._shells = [*outputs, self._key_norms.shell] if self._key_norms else outputs
@@ -162,7 +162,7 @@ class Forward:
             PRECISION=precision_of(query.dtype),
             NORM_BLOCK=NORM_BLOCK,
             HIDES=hides,
-            BOUNDS=chip_of(query.device).is_hopper,  # elsewhere not yet measured, and on 12.0 it spills
+            BOUNDS=chip.is_hopper and chip.copies_in_bulk,  # elsewhere not yet measured, and it may spill
         )
 
     def __call__(

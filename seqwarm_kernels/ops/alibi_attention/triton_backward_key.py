@@ -87,8 +87,9 @@ def _over_queries(
     PRECISION: tl.constexpr,
 ):
     own = (-SIDE * slope2) * (rows.center - reference).to(tl.float32)
-    # With bulk copies, addresses are cheaper to compute again than to keep in registers across the loop.
-    for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None, disable_licm=ACCESS == BULK):
+    # Here addresses are cheaper to compute again than to keep in registers across the loop. At 32 that would spill.
+    RECOMPUTES: tl.constexpr = ACCESS == BULK and (BLOCK_D == 64 or BLOCK_D == 128)
+    for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None, disable_licm=RECOMPUTES):
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
         kept = None
