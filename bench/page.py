@@ -215,11 +215,12 @@ def _hopper() -> str:
         keys = f"{'full, ' if full else ''}{'skipping' if skipping else 'all'}"
         row = [f"{head_dim}", keys, f"{length:,}"]
         for work in (FORWARD, BACKWARD):
-            record = found.find(hopper.GLUON, work, **kinds[head_dim, full, skipping, length])
+            record = next(found.timed(hopper.GLUON, work, **kinds[head_dim, full, skipping, length]))
             peers = [found.beside(record, name) for name in (hopper.TRITON, CUDNN.name, FLASH_3.name)]
             ratios = [speedup(record, peer) for peer in peers]
-            rate = f" ({teraflops(record):.0f})" if record is not None and not skipping else ""
-            row += [f"{1e3 * record.median_ms:,.0f}{rate}", *("" if r is None else f"{r:.2f}" for r in ratios)]
+            time = f"{1e3 * (record.median_ms or 0):,.0f}"
+            row.append(time if skipping else f"{time} ({teraflops(record):.0f})")
+            row += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         rows.append(row)
     columns = [name for work in (FORWARD, BACKWARD) for name in (f"{work}, µs", "Triton", "cuDNN", "flash-attn-3")]
     return markdown(["head_dim", "keys", "tokens", *columns], rows)
