@@ -155,7 +155,7 @@ def test_a_training_that_yields_nothing_is_one_line(own, capsys):
 
 def test_a_figure_that_cannot_be_written_if_nothing_is_stable(own, capsys):
     Path("figures").mkdir()
-    assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 1
+    assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 2
     printed = capsys.readouterr().err
     assert "Traceback" not in printed
     assert "figures/tuning.png" in printed.splitlines()[-1]
