@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,6 +15,7 @@ from tqdm import tqdm
 from ..utils.checks import needs
 from ..utils.figures import QUIET, ink, log_axis, look_of, new_figure, plain_numbers, png
 from ..utils.files import write_atomically
+from ..utils.progress import standard_error
 from .batch_planning.padded import greedy_boundaries
 from .batch_planning.plan import IntArray
 from .batch_planning.planner import BatchPlanner
@@ -134,10 +134,9 @@ def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:
         token_kind = f"a byte-level BPE of {trained.get_vocab_size():,} entries, trained on this text"
     else:
         encode, token_kind = _load_encoder(tokenizer), tokenizer
-    # Only on a terminal, and gone when it is done. Without standard error there is no place for a bar.
-    disable = None if sys.stderr else True
     lengths: list[int] = []
-    with tqdm(items, "count tokens", unit=" items", unit_scale=True, disable=disable, leave=False) as bar:
+    show = {"disable": None, "leave": False, "file": standard_error()}  # on a terminal, and gone when it is done
+    with tqdm(items, "count tokens", unit=" items", unit_scale=True, **show) as bar:
         for begin in range(0, len(items), _ITEMS_PER_CALL):
             part = items[begin : begin + _ITEMS_PER_CALL]
             lengths += map(len, encode(part))

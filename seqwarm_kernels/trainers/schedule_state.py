@@ -41,6 +41,7 @@ class ScheduleState:
         self._options = resize_options
         self._first_progress: int | None = None
         self._has_warned = False
+        self._seen, self._is_counted = Seen(0, 0), True
 
     def _attach(self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1) -> None:
         """Resizes the training inputs of `entrance`. Removes the attachment that an interrupted training has left.

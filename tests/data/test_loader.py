@@ -167,6 +167,13 @@ class TestStream:
             len(stream_loader())
 
 
+def test_a_stream_needs_a_dataset_of_items():
+    """Items that are tensors would index the dataset."""
+    stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
+    with pytest.raises(ValueError, match=r"dataset of loader must be ItemDataset\(\) .*, got list"):
+        ResumableLoader(DataLoader(ITEMS, batch_sampler=stream, collate_fn=PaddedCollator()))
+
+
 @pytest.mark.parametrize("make", [loader, stream_loader])
 def test_an_older_iterator_is_invalid(make):
     batches = make()

@@ -173,6 +173,7 @@ def test_right_dtypes_are_taken(tmp_path, seed):
     made = [random.randint(0, vocabulary, 2 * random.randint(1, 50)).astype(np.uint16) for _ in range(20)]
     made = [np.append(document, np.zeros(2 * random.randint(20), np.uint16)) for document in made]
     made.append(np.array([1, 1], np.uint16))
+    made += [np.array([7, 1], np.uint16)] * 30  # a token and an end
     assert same(list(MDSSource(of_bytes(tmp_path / "a", made), dtype="uint16", shuffle=False)), made)
     if vocabulary <= 256:
         narrow = [document.astype(np.uint8) for document in made]

@@ -254,6 +254,14 @@ def test_an_infinite_source_without_items_is_an_error(tmp_path):
 # ---- sequences
 
 
+def test_frames_of_pandas_are_refused():
+    """They are indexed by label: a frame would serve its columns."""
+    pandas = pytest.importorskip("pandas")
+    for frame in (pandas.DataFrame({0: [1, 2], 1: [3, 4]}), pandas.Series([1, 2, 3])[1:]):
+        with pytest.raises(TypeError, match="sequence must be indexed by position"):
+            SequenceSource(frame)
+
+
 def test_lengths_of_a_sequence():
     items = [[7] * (number % 9) for number in range(600)]
     source = SequenceSource(items, rank=1, world_size=2)

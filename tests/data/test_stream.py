@@ -191,7 +191,7 @@ def test_invalid_lengths():
     with pytest.raises(TypeError, match="float"):
         list(stream([(0, 1.5)]))
     for rule in ("budget", "packed", "cut", "bucket"):
-        with pytest.raises(ValueError, match="lengths must be at least 0, got -1"):
+        with pytest.raises(ValueError, match="length must return at least 0 for each item, got -1"):
             list(stream([(0, 1), (1, 1), (2, -1)], rule))
 
 

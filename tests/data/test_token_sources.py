@@ -334,6 +334,13 @@ def test_a_wider_dtype_is_not_read_as_the_default(tmp_path, dtype, vocabulary):
     assert len(TokenSource(path, end_token=7, dtype="uint16").lengths()) >= 500  # as it was said
 
 
+def test_bytes_with_a_large_start_token_are_of_the_default_dtype(tmp_path):
+    tokens = np.random.default_rng(0).integers(10, 190, (50, 1024)).astype(np.uint16)
+    tokens[:, 0] = 50_256
+    tokens.tofile(tmp_path / "train.bin")
+    assert TokenSource(tmp_path / "train.bin", start_token=50_256).lengths().tolist() == [1024] * 50
+
+
 @pytest.mark.parametrize("tokens", [[11, 12, 7], [-1, 11, -1], [11, 12, 13, 7]])
 def test_a_wider_dtype_of_a_small_file(tmp_path, tokens):
     path = tmp_path / "train.bin"

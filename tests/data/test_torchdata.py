@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import time
 from itertools import islice
 
 import numpy as np
@@ -264,6 +265,26 @@ def test_tokenizing_before_planning():
     second = make()
     second.load_state_dict(through_json(first.state_dict()))
     assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_of_interrupted_iterations_change_nothing(num_workers):
+    """They may still read the source while the next iteration reads it."""
+
+    class Slow(list):
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return super().__getitem__(index)
+
+    def loader():
+        stream = LengthBatchStream(SequenceSource(Slow(ITEMS[:120])), BatchPlanner(120), window=20)
+        return batch_loader(stream, PaddedCollator(), num_workers=num_workers)
+
+    expected = [batch["input_ids"].tolist() for batch in loader()]
+    interrupted, got = loader(), []
+    while len(got) < len(expected):
+        got.append(next(iter(interrupted))["input_ids"].tolist())
+    assert got == expected
 
 
 def test_epochs_of_a_node():

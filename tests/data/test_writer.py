@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqwarm_kernels.data import ChunkSource
 from seqwarm_kernels.data.files import compression
 from seqwarm_kernels.data.files.manifest import Manifest
 from seqwarm_kernels.data.files.reader import ChunkError, read_chunk
@@ -302,6 +303,18 @@ def test_a_refused_call_does_not_bind_the_repaired_one(tmp_path, refused, settin
     items = refused or ["a"]
     assert write_chunks(items, tmp_path, **repaired) == Manifest.read(tmp_path)
     assert read_all(tmp_path) == items
+
+
+def test_a_finished_folder_takes_no_more_items(tmp_path):
+    """The states of its sources would be refused."""
+    for items_per_chunk, count in ((10, 20), (20, 10)):
+        folder = tmp_path / f"{count}"
+        items = [f"item {number}" for number in range(30)]
+        write_chunks(items[:count], folder, items_per_chunk=items_per_chunk, progress=False)
+        state = ChunkSource(folder).state_dict()
+        with pytest.raises(ValueError, match=r"is finished with fewer items|holds other items"):
+            write_chunks(items, folder, items_per_chunk=items_per_chunk, progress=False)
+        ChunkSource(folder).load_state_dict(state)
 
 
 def test_chunks_bind_without_a_finished_manifest(tmp_path):

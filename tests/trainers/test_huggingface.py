@@ -147,6 +147,18 @@ def test_label_smoothing_sees_the_cut_batch(tmp_path):
     torch.testing.assert_close(logged(training), logged(plain))
 
 
+def test_logs_and_figures_before_the_training_begins(tmp_path):
+    class LogsFirst(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            training.log({"note": 1.0})
+
+    training, warmup = trainer(tmp_path, model(), [LogsFirst()]), SequenceLengthWarmup(schedule())
+    assert warmup.figures()["seq_length"] == schedule().seq_length
+    warmup.add_to(training)
+    training.train()
+    assert any("note" in entry for entry in training.state.log_history)
+
+
 def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
     class Remove(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):

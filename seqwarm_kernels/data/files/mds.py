@@ -173,10 +173,11 @@ class MDSShard(DocumentFile):
         return row
 
     def _check_dtype(self) -> None:
-        """Columns of bytes must not hold tokens of a wider dtype than the given one, by their first samples."""
+        """Columns of bytes must not hold tokens of a wider dtype than the given one, by some of their samples."""
         if self._is_dtype_checked or all(column.encoding != "bytes" for column in self._columns):
             return
-        rows = self._rows([(0, min(len(self), _CHECKED_FOR_DTYPE))])
+        numbers = np.unique(np.linspace(0, len(self) - 1, _CHECKED_FOR_DTYPE, dtype=np.int64)) if len(self) else []
+        rows = self._rows([(number, number + 1) for number in map(int, numbers)])
         for place, column in enumerate(self._columns):
             if rows and column.encoding == "bytes":
                 fitting = _fitting_dtype([row[place] for row in rows])
@@ -269,7 +270,7 @@ def _fitting_dtype(documents: list[NDArray[Any]]) -> np.dtype[Any]:
     while dtype.itemsize < 8 and len(tokens) and not (counts % 2).any():
         lower, upper = tokens.astype(f"i{dtype.itemsize}").astype(np.int64).reshape(-1, 2).T
         upper = upper + (upper < 0)  # the upper half of a small negative number, such as an ignored label, is -1
-        if 256 * np.abs(upper).max() >= np.abs(lower).max():
+        if 2 * np.count_nonzero(np.abs(lower) > 256 * np.abs(upper).max()) <= len(lower):
             break
         dtype = np.dtype(f"i{2 * dtype.itemsize}")
         tokens, counts = tokens.view(dtype), counts // 2

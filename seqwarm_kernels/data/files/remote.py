@@ -261,7 +261,8 @@ def local_file(path: AnyPath) -> Path:
     def copied(fs: Any, place: str) -> Path:
         facts = fs.info(place)
         size = facts.get("size")
-        version = sorted((name, str(fact)) for name, fact in facts.items() if name not in ("name", "url"))
+        left_out = {"name", "url", *(["time"] if "mtime" in facts else [])}  # over SFTP and SMB, time is that of access
+        version = sorted((name, str(fact)) for name, fact in facts.items() if name not in left_out)
         copy = folder_of_copy(path, version) / "file"
         partial = copy.with_name(f"file{PARTIAL_SUFFIX}")
         with FileLock(copy.with_name("lock")):

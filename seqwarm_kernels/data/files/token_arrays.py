@@ -78,9 +78,11 @@ def _check_default(file: DataFile) -> np.dtype[Any]:
 
 def _are_parts(values: NDArray[Any]) -> bool:
     """Whether each row is one wider int: the higher parts are 0, those of a negative number, or small."""
-    lowest = int(values[:, 0].max(initial=0))
+    lowest = values[:, 0].astype(np.int64)
     higher = int((values[:, 1:] + np.uint16(1)).max(initial=0)) - 1  # the parts of a negative number count as -1
-    return lowest > 0 and (higher <= 0 or (values.size >= _MANY and 256 * higher < lowest))
+    if higher <= 0:
+        return bool(lowest.any())
+    return values.size >= _MANY and 2 * np.count_nonzero(lowest > 256 * higher) > len(lowest)
 
 
 def _of_llm_c(file: DataFile, version: int, dtype: np.dtype[Any]) -> TokenArray:

@@ -85,6 +85,7 @@ class _Writer:
         self._items: list[Any] = []  #: of the next chunk
         self._lines: list[bytes] = []  #: the same, encoded
         self._blank_count = self._count = 0
+        self._finished: int | None = None  #: number of chunks of an earlier run that ended
 
     def check_settings(self) -> bool:
         """Whether another run has begun to write the folder. It must have the same settings."""
@@ -97,6 +98,7 @@ class _Writer:
                 raise ValueError(
                     f"folder {self._folder} holds chunks of another {name}: {there!r} there, {here!r} here"
                 )
+        self._finished = None if existing.chunks is None else len(existing.chunks)
         return True
 
     def add(self, item: Any) -> None:
@@ -113,6 +115,8 @@ class _Writer:
             self._write_chunk()
 
     def _write_chunk(self) -> None:
+        if len(self._chunks) == self._finished:  # states of its sources would be refused
+            raise ValueError(f"folder {self._folder} is finished with fewer items: write these into another folder")
         path = self._folder / self._manifest.file_name(len(self._chunks))
         contents = self._missing_files(path)
         # The settings are written before the first chunk, so that no other run can use different ones.

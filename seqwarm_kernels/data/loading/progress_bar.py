@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from ...utils.checks import check_choice
+from ...utils.progress import standard_error
 from ..samplers.planned_batches import BatchingProgress
 
 _FIELDS = {"token": "tokens", "item": "items", "batch": "batches"}
@@ -49,9 +49,7 @@ def _with_bar(batches: HasProgress, unit: str, options: dict[str, Any]) -> Itera
     from tqdm.auto import tqdm
 
     options = {"unit": unit, "unit_scale": True, "initial": getattr(batches.progress, _FIELDS[unit]), **options}
-    if sys.stderr is None and options.get("file") is None:  # tqdm would raise an error
-        options["disable"] = True
-    with tqdm(**options) as bar:
+    with tqdm(**{"file": standard_error(), **options}) as bar:
         for batch in batches:
             yield batch
             progress = batches.progress

@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.sampler import LengthBatchSampler
+from ..samplers.stream import LengthBatchStream
 from .collate import PackedCollator, PaddedCollator
-from .prepare import Prepare
+from .prepare import ItemDataset, Prepare
 
 
 class ResumableLoader:
@@ -31,8 +32,8 @@ class ResumableLoader:
             `in_order=True`. With a stream, its dataset is an `ItemDataset`.
 
     Raises:
-        ValueError: `loader` has another batch sampler, or `in_order=False`, or its dataset has more or fewer items than
-            a `LengthBatchSampler` has lengths.
+        ValueError: `loader` has another batch sampler, or `in_order=False`, or a stream and another dataset, or its
+            dataset has more or fewer items than a `LengthBatchSampler` has lengths.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -41,6 +42,10 @@ class ResumableLoader:
             raise ValueError(
                 "loader must have a LengthBatchSampler or a LengthBatchStream as batch_sampler, got "
                 f"{type(batches).__name__}"
+            )
+        if isinstance(batches, LengthBatchStream) and not isinstance(loader.dataset, ItemDataset):
+            raise ValueError(
+                f"dataset of loader must be ItemDataset() with a LengthBatchStream, got {type(loader.dataset).__name__}"
             )
         if not loader.in_order:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
@@ -114,7 +119,7 @@ def with_budget(collate: Any, batches: PlannedBatches) -> Any:
         prepare = copy.copy(collate)
         prepare.collate = with_budget(collate.collate, batches)
         return prepare
-    if not isinstance(collate, (PaddedCollator, PackedCollator)) or collate.max_tokens is not None:
+    if not isinstance(collate, (PaddedCollator, PackedCollator)) or getattr(collate, "max_tokens", 0) is not None:
         return collate
     bounded = copy.copy(collate)
     bounded.max_tokens = batches.planner.max_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,9 +118,10 @@ class IndexReader:
             return positions
         if not self._whole:
             return permuted(positions, self.num_items, self._seed, epoch)
-        if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            self._order_of_epoch = epoch, permutation(self.num_items, self._seed, epoch)
-        return self._order_of_epoch[1][positions[0] : positions[-1] + 1]
+        found = self._order_of_epoch  # a thread of an earlier iterator may replace it
+        if found is None or found[0] != epoch:
+            found = self._order_of_epoch = epoch, permutation(self.num_items, self._seed, epoch)
+        return found[1][positions[0] : positions[-1] + 1]
 
 
 class SourceReader:
@@ -134,32 +136,35 @@ class SourceReader:
     def __init__(self, source: Source[Any], length: Callable[[Any], int]) -> None:
         self._source = source
         self._length = length
+        self._lock = threading.RLock()  # a thread of an earlier iterator may still fetch ahead
         self.forget()
 
     def forget(self) -> None:
-        self._epoch: int | None = None  # of the items in memory
-        self._iterator: Iterator[Any] = iter(())
-        self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
-        self._lengths: IntArray = np.empty(0, np.int64)  # of the items
-        self._first = 0  # position of the first item in memory
-        self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
+        with self._lock:
+            self._epoch: int | None = None  # of the items in memory
+            self._iterator: Iterator[Any] = iter(())
+            self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
+            self._lengths: IntArray = np.empty(0, np.int64)  # of the items
+            self._first = 0  # position of the first item in memory
+            self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_source": self._source, "_length": self._length}  # the rest is read again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.forget()
+        self.__init__(state["_source"], state["_length"])  # type: ignore[misc]
 
     def begin(self) -> Cursor:
-        return {"position": 0, "source": self._source.state_dict()}
+        with self._lock:
+            return {"position": 0, "source": self._source.state_dict()}
 
     def read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
-        try:
-            return self._read(epoch, cursor, count)
-        except BaseException:  # a generator that raised yields nothing more, as if it had ended
-            self.forget()
-            raise
+        with self._lock:
+            try:
+                return self._read(epoch, cursor, count)
+            except BaseException:  # a generator that raised yields nothing more, as if it had ended
+                self.forget()
+                raise
 
     def check(self, cursor: Cursor) -> None:
         if isinstance(self._source, BlockSource):  # other sources check their state when they load it
@@ -173,6 +178,8 @@ class SourceReader:
         if count is None or len(self._items) < count:
             items = self._read_items(count)
             lengths = np.fromiter(map(operator.index, map(self._length, items)), np.int64, len(items))
+            if (lengths < 0).any():
+                raise ValueError(f"length must return at least 0 for each item, got {lengths.min()}")
             self._items = [*self._items, *items] if self._items else items
             self._lengths = np.append(self._lengths, lengths)
         lengths = self._lengths[:count]

@@ -28,6 +28,8 @@ class SequenceSource(BlockSource):
 
     def __init__(self, sequence: Any, **order: Any) -> None:
         super().__init__(**order)
+        if hasattr(sequence, "iloc"):  # pandas indexes by label: a frame would serve its columns
+            raise TypeError(f"sequence must be indexed by position, got a {type(sequence).__name__}: pass a list")
         self._sequence = sequence
 
     def lengths(self, length: Callable[[Any], int] = count_tokens) -> IntArray:

@@ -1,8 +1,8 @@
 """Host side of the Triton kernels: from an operator's arguments to launches.
 
 A kernel is compiled for each head_dim and each set of dtypes and flags, and once more for short rows, which share
-tiles. Lengths and other numbers cause no other compilation. All arguments of launches but tensors and query_offset are
-computed once for each kind of call.
+tiles; on Hopper also for rows of 65 to 128 tokens and for long ones. Other numbers cause no other compilation. All
+arguments of launches but tensors and query_offset are computed once for each kind of call.
 """
 
 from __future__ import annotations

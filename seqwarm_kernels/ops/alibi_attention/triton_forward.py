@@ -150,7 +150,7 @@ def _is_bounded(query_norm, key_norm, scale2, slope2, largest, some, query):
     """Whether no weight of the remaining keys, relative to the largest score so far, can overflow.
 
     Their biases are at most 0, and their products at most ‖query‖ · `key_norm`. False for NaN."""
-    MOST: tl.constexpr = 15.0 if query.dtype == tl.float16 else 60.0  # float16 ends at 2 ** 16
+    MOST: tl.constexpr = 15.0 if query.dtype == tl.float16 else 30.0  # float16 ends at 2 ** 16; values may be large
     most = query_norm * key_norm * tl.abs(scale2) - largest
     exceeds = tl.where(some, tl.where(most <= MOST, 0, 1), 0)
     return (tl.max(exceeds, 0) == 0) & (slope2 >= 0)

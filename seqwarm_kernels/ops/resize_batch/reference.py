@@ -99,7 +99,10 @@ def resize_batch_out(
     new_length = min(new_length, source_length)
     if not outputs:
         return
-    source = source_map(batch_size, source_length, new_length, rule, attention_mask, outputs[0].device)
+    device = outputs[0].device
+    inputs = [tensor.to(device) for tensor in inputs]  # those in pinned memory
+    attention_mask = None if attention_mask is None else attention_mask.to(device)
+    source = source_map(batch_size, source_length, new_length, rule, attention_mask, device)
     results = [resize(*entry) for entry in zip(inputs, [source] * len(inputs), kinds, fill_values, strict=True)]
     if return_info:
         results += row_info(source, attention_mask, source_length)

@@ -63,6 +63,8 @@ class SequenceLengthWarmup(ScheduleState, AddedCallback):
         super().add_to(trainer)
 
     def resized(self, trainer: Trainer, batch: Any) -> Any:
+        if self.attachment is None:
+            raise ValueError("add_to must be called with the trainer that trains, before it trains")
         resized = self._batches(batch)
         if CONTEXT_PART in resized:
             check_loss_of_parts(trainer)
