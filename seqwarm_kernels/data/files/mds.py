@@ -176,8 +176,8 @@ class MDSShard(DocumentFile):
         """Columns of bytes must not hold tokens of a wider dtype than the given one, by some of their samples."""
         if self._is_dtype_checked or all(column.encoding != "bytes" for column in self._columns):
             return
-        numbers = np.unique(np.linspace(0, len(self) - 1, _CHECKED_FOR_DTYPE, dtype=np.int64)) if len(self) else []
-        rows = self._rows([(number, number + 1) for number in map(int, numbers)])
+        step = max(1, len(self) // _CHECKED_FOR_DTYPE)  # of the whole shard, which may be sorted by length
+        rows = self._rows([(number, number + 1) for number in range(0, len(self), step)])
         for place, column in enumerate(self._columns):
             if rows and column.encoding == "bytes":
                 fitting = _fitting_dtype([row[place] for row in rows])
