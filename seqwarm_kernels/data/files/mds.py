@@ -270,7 +270,8 @@ def _fitting_dtype(documents: list[NDArray[Any]]) -> np.dtype[Any]:
     while dtype.itemsize < 8 and len(tokens) and not (counts % 2).any():
         lower, upper = tokens.astype(f"i{dtype.itemsize}").astype(np.int64).reshape(-1, 2).T
         upper = upper + (upper < 0)  # the upper half of a small negative number, such as an ignored label, is -1
-        if 2 * np.count_nonzero(np.abs(lower) > 256 * np.abs(upper).max()) <= len(lower):
+        filled = (lower != 0) | (upper != 0)  # other pairs are padding, or the upper halves of int64
+        if 2 * np.count_nonzero(np.abs(lower) > 256 * np.abs(upper).max()) <= np.count_nonzero(filled):
             break
         dtype = np.dtype(f"i{2 * dtype.itemsize}")
         tokens, counts = tokens.view(dtype), counts // 2
