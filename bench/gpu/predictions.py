@@ -148,7 +148,7 @@ def _failed(records: DeviceRecords) -> float | None:
     return float(sum(record.failure is not None for record in ended)) if found else None
 
 
-_COUNTED = "docs/kernels/attention_gpu.md: clocks of products, exponentials and other arithmetic of a tile"
+_COUNTED = "clocks of products, exponentials and other arithmetic of a tile"
 _LOCKSTEP = "the same, but three barriers a tile and a wait for both products before the softmax: hardly any overlap"
 _CONSUMERS = "as in an earlier run, and fewer registers spilled since"
 
