@@ -1,4 +1,4 @@
-"""Try mutants, write their outcomes to tools/mutation/records.jsonl, and the report to docs/kernels/mutants.md."""
+"""Try mutants, write their outcomes to tools/mutation/records.jsonl, and the report to tools/mutation/scores.md."""
 
 from __future__ import annotations
 

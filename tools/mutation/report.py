@@ -9,7 +9,7 @@ from .records import NOT_BUILT, SURVIVED, Outcome
 from .survivors import reason_of
 from .targets import TARGETS
 
-PAGE = "docs/kernels/mutants.md"
+PAGE = "tools/mutation/scores.md"
 
 _INTRODUCTION = """\
 # Mutants
