@@ -50,9 +50,6 @@ def test_intervals_are_those_of_the_textbook():
     assert found == pytest.approx((0.8, 0.2836, 0.9949), abs=1e-4)  # Clopper and Pearson
     assert definitions.share(0, 5).low == 0
     assert definitions.share(5, 5).high == 1
-    assert definitions.mean_of_seeds([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)
-    assert definitions.mean_of_seeds([1.0]) is None
-    assert definitions.mean_correlation([0.5, None, 0.5]).value == pytest.approx(0.5)
 
 
 # ---- outcomes

@@ -13,7 +13,7 @@ unstable  A regime in which, at two neighboring rates of the grid or more, most 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,25 +58,6 @@ def share(count: int, total: int) -> Interval:
     low = float(beta.ppf(tail, count, total - count + 1)) if count else 0.0
     high = float(beta.ppf(1 - tail, count + 1, total - count)) if count < total else 1.0
     return Interval(count / total, low, high)
-
-
-def mean_of_seeds(values: Sequence[float]) -> Interval | None:
-    """The mean, and Student's interval over the seeds. None for fewer than two seeds."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return None
-    array = np.asarray(values, dtype=np.float64)
-    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)))
-    mean = float(array.mean())
-    return Interval(mean, mean - margin, mean + margin)
-
-
-def mean_correlation(values: Iterable[float | None]) -> Interval | None:
-    """The mean correlation of the seeds, by Fisher's transformation. A seed is one value, however many steps it has."""
-    known = [math.atanh(min(max(r, -0.999999), 0.999999)) for r in values if r is not None]
-    found = mean_of_seeds(known)
-    return None if found is None else Interval(*map(math.tanh, found))
 
 
 def paired(baseline: Sequence[bool], other: Sequence[bool]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from .definitions import Interval, mean_correlation, paired, share, trains
+from .definitions import Interval, paired, share, trains
 from .running import Record
 from .settings import Setting
 
@@ -95,7 +95,3 @@ def gained_and_lost(runs: Sequence[Run], arm: str, baseline: str, rate: float) -
     seeds = sorted(theirs.keys() & own.keys())
     gained, lost = paired([theirs[seed] for seed in seeds], [own[seed] for seed in seeds])
     return gained, lost, len(seeds)
-
-
-def correlation_of(runs: Iterable[Run], name: str) -> Interval | None:
-    return mean_correlation(run.figures[name] for run in runs)

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...common.records import markdown
 from . import outcomes, search
-from .arms import BEST, FIRST, LARGE, MAIN, PRE_NORM, Comparison
-from .definitions import Interval
+from .arms import FIRST, LARGE, MAIN, Comparison
 from .outcomes import ARMS, SEARCH, TUNER, Run
 from .running import Record
 
@@ -51,10 +50,6 @@ def _loss(run: Run) -> str:
     return "not finite" if loss is None else f"{loss:.2f}"
 
 
-def _interval(found: Interval | None, form: str = ".2f") -> str:
-    return "—" if found is None else f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
-
-
 def _count(runs: Sequence[Run], holds: Callable[[Run], bool]) -> str:
     return f"{sum(map(holds, runs))} of {len(runs)}"
 
@@ -84,24 +79,6 @@ def _search_cell(runs: Sequence[Run]) -> str:
     return f"{losses}; {spikes} spikes" + (f"; {diverged} diverge" if diverged else "")
 
 
-def logit_table(records: Sequence[Record]) -> str:
-    """For each regime and rate: the largest attention logit of any probe, of each seed."""
-    regimes = _of_part(records, SEARCH)
-    rates = sorted({record["setting"]["rate"] for found in regimes.values() for record in found})
-    rows = []
-    for name, found in regimes.items():
-        cells = []
-        for rate in rates:
-            largest = [_largest_logit(each) for each in found if each["setting"]["rate"] == rate]
-            cells.append(", ".join(f"{value:,.0f}" for value in largest))
-        rows.append([name, *cells])
-    return markdown(["regime", *(f"{rate:g}" for rate in rates)], rows) if rows else NOT_YET
-
-
-def _largest_logit(record: Record) -> float:
-    return max(probe[1] for probe in record["figures"]["probes"] if probe[1] is not None)
-
-
 # ---- the arms
 
 
@@ -126,16 +103,6 @@ def _loss_cell(runs: list[Run]) -> str:
     if None in losses:
         return f"{losses.count(None)} of {len(losses)} not finite"
     return f"{mean(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})"
-
-
-def _spike_cell(runs: list[Run]) -> str:
-    if not runs:
-        return ""
-    share = sum(run.figures["spikes"] for run in runs) / sum(run.figures["steps"] for run in runs)
-    ratios = [run.figures["largest_ratio"] for run in runs if run.figures["largest_ratio"] is not None]
-    diverged = sum(run.figures["diverges"] for run in runs)
-    count = f"{mean(run.figures['spikes'] for run in runs):.1f} ({share:.1%}), {max(ratios):.2f}"
-    return count + (f", {diverged} diverge" if diverged else "")
 
 
 def summary_table(records: Sequence[Record]) -> str:
@@ -165,27 +132,6 @@ def summary_table(records: Sequence[Record]) -> str:
 def _mean_loss(runs: Sequence[Run]) -> float:
     losses = [run.figures["final_loss"] for run in runs]
     return float("inf") if None in losses else mean(losses)
-
-
-_CORRELATIONS = {
-    "r_l1": "with the l1 norm",
-    "r_max": "with the maximum",
-    "r_l1_after_peak": "with the l1 norm, after the rate's peak",
-    "r_max_after_peak": "with the maximum, after the rate's peak",
-}
-
-
-def correlation_table(records: Sequence[Record]) -> str:
-    """The mean over seeds of Pearson's r of the loss ratio and Adam's √variance, with an interval by seed."""
-    runs = compared(records)
-    rows = []
-    for arm in (FIRST, BEST):
-        for rate in outcomes.rates_of(runs):
-            own = outcomes.of(runs, arm, rate)
-            if own:
-                found = [_interval(outcomes.correlation_of(own, name), "+.2f") for name in _CORRELATIONS]
-                rows.append([arm, f"{rate:g}", f"{len(own)}", *found])
-    return markdown(["", "rate", "seeds", *_CORRELATIONS.values()], rows) if rows else NOT_YET
 
 
 def beta2_table(records: Sequence[Record]) -> str:
@@ -232,16 +178,10 @@ def _cells(cell: Callable[[list[Run]], str], comparison: Comparison = MAIN) -> C
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {  # in the order of the page
     "search": search_table,
-    "attention logits": logit_table,
     "seeds that train": _cells(_share_cell),
     "arms": summary_table,
     "final loss": _cells(_loss_cell),
-    "spikes": _cells(_spike_cell),
     "large batches, seeds that train": _cells(_share_cell, LARGE),
-    "large batches, final loss": _cells(_loss_cell, LARGE),
-    "pre-norm, seeds that train": _cells(_share_cell, PRE_NORM),
-    "pre-norm, final loss": _cells(_loss_cell, PRE_NORM),
-    "variance and loss ratio": correlation_table,
     "variance by beta2": beta2_table,
     "tuner": tuner_table,
 }
