@@ -25,14 +25,16 @@ from .batching.sources_report import (
 from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
-from .resize_batch.implementations import BY_HAND, OURS_OUT
-from .resize_batch.implementations import OURS as RESIZE
 from .training.stability import tables as stability
 from .training.stability.command import RECORDS as STABILITY
 
 _DOCS = ROOT / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
 THREADS = 2
+#: Layout of the rows of short calls that the page shows: as projections return them.
+TOKENS_FIRST = "tokens first"
+#: Lengths of the caches that the page shows.
+DECODED_KEYS = (1024, 16384)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -138,10 +140,11 @@ def _short_table(path: Path) -> str:
         return f"{_time_text(ours)} ({', '.join(ratios)})"
 
     rows = [
-        [f"{length}", layout, *(cell(length, layout, dtype, work) for dtype, work in columns)]
+        [f"{length}", *(cell(length, layout, dtype, work) for dtype, work in columns)]
         for length, layout in dict.fromkeys(key[:2] for key in times)
+        if layout == TOKENS_FIRST
     ]
-    header = ["tokens", "layout", *(f"{dtype}, {work}" for dtype, work in columns)]
+    header = ["tokens", *(f"{dtype}, {work}" for dtype, work in columns)]
     return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{markdown(header, rows)}"
 
 
@@ -166,7 +169,8 @@ def _decoding_table(path: Path) -> str:
         return cells
 
     header = ["heads, head_dim", "rows", "keys", "SDPA mask", "ours", "inputs b", "with bound", "inputs b"]
-    body = markdown([*header, "no skip", "inputs b"], [row(*entry) for entry in times.items()])
+    shown = [row(*entry) for entry in times.items() if entry[0][-1] in DECODED_KEYS]
+    body = markdown([*header, "no skip", "inputs b"], shown)
     return f"{environment['cpu']}, {path.stem.removeprefix(f'{DECODING}_')}:\n\n{body}"
 
 
@@ -229,22 +233,11 @@ def _hopper() -> str:
 # ---- everything else
 
 
-def _resize_batch() -> str:
-    records = [r for r in _cpu_records("cpu_resize_batch") if r.threads == THREADS and r.facts["tensors"] == 3]
-    times = {(record.case, record.implementation): record.median_ms for record in records}
-    implementations = (RESIZE, OURS_OUT, BY_HAND)
-    rows = [
-        [case, *(_time_text(times.get((case, implementation))) for implementation in implementations)]
-        for case in dict.fromkeys(record.case for record in records)
-    ]
-    return markdown(["case", *implementations], rows)
-
-
 def _padding() -> str:
     rows = [
         [line["corpus"], line["counted"], line["implementation"], f"{line['figures']['padding']:.1%}"]
         for line in read(RESULTS / "cpu_batching.jsonl")[1]
-        if line["what"] == PADDING
+        if line["what"] == PADDING and line["counted"] != "bytes"
     ]
     return markdown(["corpus", "tokens", "batches", "padding"], rows)
 
@@ -305,7 +298,6 @@ PAGES = {
         "short attention": _short_attention,
         "decoding": _decoding,
         "attention on a GPU": _gpu_attention,
-        "resize_batch": _resize_batch,
         "padding": _padding,
         "demo": _demo,
     },
