@@ -68,7 +68,9 @@ def hugging_face():
 
 
 def readme():
-    return {**plain(), **hugging_face(), "num_heads": 8, **dict(zip(("query", "key", "value"), queries(), strict=True))}
+    model = transformers_model()
+    names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "loader": [rows(), rows()], "num_heads": 8}
+    return {**names, **dict(zip(("query", "key", "value"), queries(), strict=True))}
 
 
 def queries():
