@@ -17,6 +17,7 @@ from seqwarm_kernels.models import AlibiHeads
 
 from .zoo import dense_mask, without_positions
 
+NEWLINE = "\n"
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "model_types.md"
 LENGTH, SECONDS = 12, 90
 TEXT_CONFIGS = ("text_config", "decoder", "encoder", "decoder_config")
@@ -105,12 +106,7 @@ def result(class_name):
         parity = "—" if type(model).__name__.startswith("Mpt") else f"{difference(model, twin):.0e}"  # makes it bool
     except Exception:  # its own code does not take a dense bias
         parity = "—"
-    layers = sorted({layer.module_class for layer in report.replaced})
-    return "converted", [
-        ", ".join(f"`{layer}`" for layer in layers),
-        f"{report.verification.largest_error:.0e}",
-        parity,
-    ]
+    return "converted", [f"{report.verification.largest_error:.0e}", parity]
 
 
 def short(error):
@@ -147,40 +143,58 @@ def results():
 
 
 def page(found):
-    names = model_classes()
-
-    def rows(outcome):
-        return [[f"`{kind}`", f"`{names[kind]}`", *cells] for kind, (which, cells) in found.items() if which == outcome]
-
-    def table(header, body):
-        lines = [header, ["---"] * len(header), *body]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-    converted, refused, not_built = (rows(outcome) for outcome in ("converted", "refused", "not built"))
+    converted, refused, not_built = (
+        {kind: cells for kind, (which, cells) in found.items() if which == outcome}
+        for outcome in ("converted", "refused", "not built")
+    )
+    compared = {kind: cells for kind, cells in converted.items() if cells[1] != "—"}
+    reasons = {}
+    for kind, (error,) in refused.items():
+        reasons.setdefault(_reason(error), []).append(kind)
+    rows = [
+        f"| {reason} | {_names(kinds)} |" for reason, kinds in sorted(reasons.items(), key=lambda row: -len(row[1]))
+    ]
     return f"""# Model types
 
 `apply_alibi` tried on a small random model of every type of transformers {transformers.__version__} that is a
 causal or a masked language model. `python -m tests.models.model_types` makes this page.
 
-{len(converted)} are converted, {len(refused)} are refused, and {len(not_built)} could not be built from a small config
-by the script. A refused model is as before.
-
 ## Converted
 
-*Layers*: the largest error of a layer's attention against the reference in float64. *Model*: the largest difference
-of the logits to those of the model's own code in float64, without positions and with a dense bias, relative to the
-largest; "—" where that code takes no such bias.
+{len(converted)} types. The attention of each layer agrees with the reference in float64 within
+{max(float(cells[0]) for cells in converted.values()):.0e}. The logits of these types agree with those of the
+model's own code in float64, without positions and with a dense bias, within {max(float(cells[1]) for cells in compared.values()):.0e} of the largest:
 
-{table(["model type", "class", "attention", "layers", "model"], converted)}
+{_names(compared)}.
+
+The code of these takes no such bias, so their layers alone are compared:
+
+{_names(converted.keys() - compared.keys())}.
 
 ## Refused
 
-{table(["model type", "class", "reason"], refused)}
+{len(refused)} types. A refused model is as before.
+
+| reason | model types |
+|---|---|
+{NEWLINE.join(rows)}
 
 ## Not built
 
-{table(["model type", "class", "what happened"], not_built)}
+{len(not_built)} types could not be built from a small config by the script:
+
+{_names(not_built)}.
 """
+
+
+def _reason(error):
+    """The error without the names of the class and of the layer."""
+    error = re.sub(r"^the verification could not run \w+: ", "its forward fails: ", error)
+    return re.sub(r" in [\w.]+(?=[: ])|^[\w.]+\.(?=self_attn )", "", error)
+
+
+def _names(kinds):
+    return ", ".join(f"`{kind}`" for kind in sorted(kinds))
 
 
 if __name__ == "__main__":
