@@ -151,9 +151,8 @@ def page(found):
     reasons = {}
     for kind, (error,) in refused.items():
         reasons.setdefault(_reason(error), []).append(kind)
-    rows = [
-        f"| {reason} | {_names(kinds)} |" for reason, kinds in sorted(reasons.items(), key=lambda row: -len(row[1]))
-    ]
+    grouped = sorted(reasons.items(), key=lambda row: -len(row[1]))
+    rows = [f"| {reason} | {_names(kinds)} |" for reason, kinds in grouped]
     return f"""# Model types
 
 `apply_alibi` tried on a small random model of every type of transformers {transformers.__version__} that is a
@@ -162,8 +161,8 @@ causal or a masked language model. `python -m tests.models.model_types` makes th
 ## Converted
 
 {len(converted)} types. The attention of each layer agrees with the reference in float64 within
-{max(float(cells[0]) for cells in converted.values()):.0e}. The logits of these types agree with those of the
-model's own code in float64, without positions and with a dense bias, within {max(float(cells[1]) for cells in compared.values()):.0e} of the largest:
+{_largest(converted, 0)}. The logits of these types agree with those of the
+model's own code in float64, without positions and with a dense bias, within {_largest(compared, 1)} of the largest:
 
 {_names(compared)}.
 
@@ -185,6 +184,10 @@ The code of these takes no such bias, so their layers alone are compared:
 
 {_names(not_built)}.
 """
+
+
+def _largest(found, cell):
+    return f"{max(float(cells[cell]) for cells in found.values()):.0e}"
 
 
 def _reason(error):
