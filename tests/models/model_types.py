@@ -17,7 +17,6 @@ from seqwarm_kernels.models import AlibiHeads
 
 from .zoo import dense_mask, without_positions
 
-NEWLINE = "\n"
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "model_types.md"
 LENGTH, SECONDS = 12, 90
 TEXT_CONFIGS = ("text_config", "decoder", "encoder", "decoder_config")
@@ -152,7 +151,7 @@ def page(found):
     for kind, (error,) in refused.items():
         reasons.setdefault(_reason(error), []).append(kind)
     grouped = sorted(reasons.items(), key=lambda row: -len(row[1]))
-    rows = [f"| {reason} | {_names(kinds)} |" for reason, kinds in grouped]
+    table = "\n".join(f"| {reason} | {_names(kinds)} |" for reason, kinds in grouped)
     return f"""# Model types
 
 `apply_alibi` tried on a small random model of every type of transformers {transformers.__version__} that is a
@@ -176,7 +175,7 @@ The code of these takes no such bias, so their layers alone are compared:
 
 | reason | model types |
 |---|---|
-{NEWLINE.join(rows)}
+{table}
 
 ## Not built
 
