@@ -21,7 +21,7 @@ from .records import RECORDS, Counted, HeadShares, Widths
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LENGTHS, RANKS = (2**13, 2**15, 2**17, 2**20), (2, 4, 8, 16, 32, 64)
+LENGTHS, RANKS = (2**13, 2**17, 2**20), (2, 4, 8, 16, 32, 64)
 GOAL_LENGTH, GOAL_RANKS, BALANCED_RANKS = 2**17, 8, 8
 _Record = TypeVar("_Record", Widths, Counted, HeadShares)
 _FIGURE_LENGTHS = [2**power for power in range(13, 21)]
@@ -57,7 +57,7 @@ def exchange_table(lines: Sequence[dict[str, Any]]) -> str:
     widths = _widths(lines, ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS))
     rows = []
     for length in LENGTHS:
-        for ranks in RANKS:
+        for ranks in RANKS[::2]:
             volumes = Exchanges(ContextSize(32, 32, 128, length, ranks), tuple(widths)).volumes()
             cells = [_megabytes(volumes[name]) for name in (RING, ALL_GATHER, ULYSSES, HALO)]
             rows.append([f"{length:,}", str(ranks), *cells, *_fewer_texts(volumes)])
