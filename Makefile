@@ -203,4 +203,4 @@ format: $(STAMP)  ## put imports and layout in order
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist *.egg-info seqwarm_kernels/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find seqwarm_kernels tests bench tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find seqwarm_kernels tests bench experiments tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

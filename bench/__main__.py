@@ -40,7 +40,7 @@ GROUPS = {
         "device": ("bench.gpu.command", "all that needs a GPU: tests, memory, training, attention, tuning"),
     },
     "training": {
-        "training": ("bench.training.command", "does warmup train better: time, stability, extrapolation, speed"),
+        "training": ("experiments.command", "does warmup train better: time, stability, extrapolation, speed"),
     },
     "records and pages": {
         "report": ("bench.report", "figures and tables from the records"),

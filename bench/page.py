@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.stability import tables as stability
+from experiments.stability.command import RECORDS as STABILITY
+
 from .alibi_attention import hopper
 from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
@@ -25,8 +28,6 @@ from .batching.sources_report import (
 from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
-from .training.stability import tables as stability
-from .training.stability.command import RECORDS as STABILITY
 
 _DOCS = ROOT / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)

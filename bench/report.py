@@ -12,6 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from experiments.figures import draw_all as draw_trainings
+from experiments.results import Result
+from experiments.scales import H200, TOY, Scale
+from experiments.stability import figures as stability_figures
+from experiments.stability import tables as stability_tables
+from experiments.stability.command import RECORDS as STABILITY
+from experiments.tables import report as training_tables
+
 from . import shown
 from .alibi_attention import report as attention
 from .alibi_attention.figures import draw_cpu as draw_attention
@@ -25,13 +33,6 @@ from .gpu.summary import device_goals, failures
 from .moment_statistics import cpu as moments
 from .parallel import report as many_devices
 from .resize_batch import report as resizing
-from .training.figures import draw_all as draw_trainings
-from .training.results import Result
-from .training.scales import H200, TOY, Scale
-from .training.stability import figures as stability_figures
-from .training.stability import tables as stability_tables
-from .training.stability.command import RECORDS as STABILITY
-from .training.tables import report as training_tables
 
 Report = Callable[[list[dict[str, Any]], Path], str]
 R = TypeVar("R")

@@ -16,10 +16,10 @@ from bench.gpu.records import read_folder
 from bench.parallel import report as many_devices
 from bench.resize_batch import implementations as resizing
 from bench.resize_batch import report as resize_report
-from bench.training import figures as training
-from bench.training.plan import CAUSAL, EXTRAPOLATION, MASKED, SPEED, STABILITY, TIME
-from bench.training.results import Result
-from bench.training.scales import TOY
+from experiments import figures as training
+from experiments.plan import CAUSAL, EXTRAPOLATION, MASKED, SPEED, STABILITY, TIME
+from experiments.results import Result
+from experiments.scales import TOY
 from seqwarm_kernels.cli.exchanges import ContextSize
 from seqwarm_kernels.utils.figures import style
 

@@ -28,8 +28,8 @@ from bench.gpu.stage import STAGES
 from bench.gpu.steps import step_record
 from bench.gpu.summary import summary
 from bench.report import FIGURES
-from bench.training import gpu as training
-from bench.training.stability.command import RECORDS as STABILITY
+from experiments import gpu as training
+from experiments.stability.command import RECORDS as STABILITY
 from seqwarm_kernels.utils.figures import LIGHT, style
 
 from .support.figures import check_looks, check_readable

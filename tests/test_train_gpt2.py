@@ -19,7 +19,7 @@ import seqwarm_kernels as sw
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
-from bench.training.running import ROOT, SCRIPT, load_script
+from experiments.running import ROOT, SCRIPT, load_script
 
 from .support.ranks import leave_group
 from .support.tiers import first_fast

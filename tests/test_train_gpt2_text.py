@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
-from bench.training.running import load_script
+from experiments.running import load_script
 
 pytestmark = pytest.mark.xdist_group("train_gpt2")  # one worker loads the script and trains what tests share
 TEXT = Path(asyncio.__file__).parent

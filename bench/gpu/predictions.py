@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from experiments.gpu import EAGER_WARMUP, SMALL_BATCH, WARMUP, sooner
+
 from ..alibi_attention import hopper
 from ..alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from ..alibi_attention.peers import CUDNN, FLASH_3, FLASH_4, FLEX_FLASH, FLEX_TUNED, OURS_NO_SKIP
@@ -17,7 +19,6 @@ from ..common.records import markdown
 from ..moment_statistics.gpu import MONITORED
 from ..moment_statistics.gpu import STEP as TRAINING_STEP
 from ..resize_batch.implementations import OURS, with_backend
-from ..training.gpu import EAGER_WARMUP, SMALL_BATCH, WARMUP, sooner
 from .records import STEPS, TESTS, DeviceRecords, gigabytes_per_second, speedup, teraflops
 
 Measured = Callable[[DeviceRecords], float | None]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from experiments import gpu as training
+
 from ..alibi_attention import gpu as attention
 from ..alibi_attention.hopper import hopper
 from ..alibi_attention.tiles import tiles
 from ..allocator import gpu as allocator
 from ..moment_statistics import gpu as moments
 from ..resize_batch import gpu as resizing
-from ..training import gpu as training
 from .records import DeviceRecord, Recorder, explain
 
 Measure = Callable[[Recorder, torch.device, bool], None]

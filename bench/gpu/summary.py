@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from experiments import gpu as training
+
 from ..alibi_attention import hopper
 from ..alibi_attention import report as attention
 from ..allocator import gpu as allocator
 from ..common.goals import Goal
 from ..resize_batch import report as resizing
-from ..training import gpu as training
 from .predictions import prediction_lines
 from .records import STEPS, TESTS, DeviceRecord, DeviceRecords
 

@@ -69,7 +69,12 @@ def hugging_face():
 
 def readme():
     model = transformers_model()
-    names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "loader": [rows(), rows()], "num_heads": 8}
+    names = {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "loader": [rows(), rows()],
+        "num_heads": 8,
+    }
     return {**names, **dict(zip(("query", "key", "value"), queries(), strict=True))}
 
 

@@ -208,7 +208,7 @@ def run_of_gpt2(tmp_path_factory):
 @pytest.mark.parametrize(("name", "content"), [("config.json", '{"size'), ("records.jsonl", "5")])
 def test_text_files_of_train_gpt2(tmp_path, name, content):
     pytest.importorskip("tokenizers")
-    from bench.training.running import load_script
+    from experiments.running import load_script
 
     (tmp_path / name).write_text(content)
     model = load_script().model

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from bench.common.processes import Program
+from bench.common.records import ROOT, environment
+from bench.gpu.records import device_environment
 from seqwarm_kernels.utils.files import write_atomically
 
-from ..common.processes import Program
-from ..common.records import ROOT, environment
-from ..gpu.records import device_environment
 from .plan import PACKAGE, SPEED, RunPlan
 from .reading import read_validations
 from .scales import Scale
@@ -203,7 +203,7 @@ class Runner:
     def _process(self, run: RunPlan, log: Path) -> tuple[int | None, str]:
         """Exit status, or None if the process was stopped, and the last line of output."""
         arguments = run.arguments(self.scale, self.text, self.out)
-        program = ["-m", "bench.training.with_attention", run.attention] if run.experiment == SPEED else [str(SCRIPT)]
+        program = ["-m", "experiments.with_attention", run.attention] if run.experiment == SPEED else [str(SCRIPT)]
         if self._end is not None and time.monotonic() > self._end:
             raise OutOfTime(f"stopped before {run.name}")
         process = Program([sys.executable, *program, *arguments], log, ROOT)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from bench.common.records import FIGURES, RESULTS
 from seqwarm_kernels.demo.text import standard_library
 
-from ..common.records import FIGURES, RESULTS
 from . import publishing
 from .experiments import Experiments
 from .figures import draw_all
@@ -27,7 +27,7 @@ from .scales import SCALES, Scale
 from .stability import command as stability
 from .tables import report
 
-UNSTABLE = "stability"  #: the experiment of bench/training/stability, which has runs and records of its own
+UNSTABLE = "stability"  #: the experiment of experiments/stability, which has runs and records of its own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The training script with another attention: `python -m bench.training.with_attention eager ARGUMENTS OF THE SCRIPT`.
+"""The training script with another attention: `python -m experiments.with_attention eager ARGUMENTS OF THE SCRIPT`.
 
 Other attentions than this package's also resize batches by Python's slicing.
 """
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 import seqwarm_kernels as sw
+from bench.alibi_attention.flex import alibi_score, block_mask
 
-from ..alibi_attention.flex import alibi_score, block_mask
 from .plan import PACKAGE
 from .running import load_script
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.common.records import read
 from seqwarm_kernels.utils.files import write_atomically
 from seqwarm_kernels.utils.json_values import without_nan
-
-from ..common.records import read
 
 
 def write(path: Path, environment: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> None:

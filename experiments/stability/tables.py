@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import Any
 
-from ...common.records import markdown
+from bench.common.records import markdown
+
 from . import outcomes, search
 from .arms import FIRST, LARGE, MAIN, Comparison
 from .outcomes import ARMS, SEARCH, TUNER, Run

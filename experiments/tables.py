@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
-from ..common.records import markdown
+from bench.common.records import markdown
+
 from .plan import EXTRAPOLATION, LAST_WORDS, MASKED, PACKAGE, SPEED, STABILITY, SWEEP, TIME, TOKENS
 from .results import Result, best_peak, by_attention, shown_lengths
 from .scales import Scale

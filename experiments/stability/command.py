@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
-from ...common.records import RESULTS, environment, read
+from bench.common.records import RESULTS, environment, read
+
 from .. import publishing
 from . import arms, search, tuner
 from .figures import draw_all

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ..common.goals import Goal
-from ..gpu.records import DeviceRecord, DeviceRecords, Recorder, explain
+from bench.common.goals import Goal
+from bench.gpu.records import DeviceRecord, DeviceRecords, Recorder, explain
+
 from .command import standard_library_folder
 from .plan import TIME, RunPlan, middle_peak
 from .results import Result, time_results
