@@ -89,19 +89,18 @@ def test_short_attention_is_measured(monkeypatch, tmp_path):
     ]
     lines = [{"cpu": "a CPU"}, *(asdict(record) for record in rows + other)]
     (tmp_path / "cpu_short_attention_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert page._short_attention().startswith("a CPU, kind:\n\n| tokens | layout | float32, forward |")
-    assert "\n| 8 | tokens first | " in page._short_attention()
+    assert page._short_attention().startswith("a CPU, kind:\n\n| tokens | float32, forward |")
+    assert "\n| 8 | " in page._short_attention()
 
 
 def test_decoding_is_measured(monkeypatch, tmp_path):
-    rows = [row for inputs in "ab" for row in decoding.measure(Problem(1, 4, 2, 300, 16), inputs, 1, 0.001)]
+    rows = [row for inputs in "ab" for row in decoding.measure(Problem(1, 4, 2, 1024, 16), inputs, 1, 0.001)]
     assert [row.implementation for row in rows[:3]] == [peers.OURS, decoding.OURS_BOUND, peers.OURS_NO_SKIP]
     assert all(row.max_error < 0.02 for row in rows if row.implementation != peers.FLASH.name)
     monkeypatch.setattr(page, "RESULTS", tmp_path)
     lines = [{"cpu": "a CPU"}, *(asdict(row) for row in rows)]
     (tmp_path / "cpu_decoding_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert page._decoding().startswith("a CPU, kind:\n\n| heads, head_dim | rows | keys | SDPA mask |")
-    assert "\n| 4 on 2, 16 | 1 | 300 | " in page._decoding()
 
 
 def test_attention_is_measured(monkeypatch, tmp_path):
@@ -115,17 +114,6 @@ def test_attention_is_measured(monkeypatch, tmp_path):
     text = REPORTS[ATTENTION]([asdict(record) for record in found.records], tmp_path)
     assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
     assert (tmp_path / "cpu_attention.png").exists()
-
-
-def test_every_attention_problem_has_the_peers_of_its_size():
-    names = {
-        problem.case(): [peer.name for peer in attention.peers_of(problem)] for problem in attention.problems_of(False)
-    }
-    assert peers.reference().name in names["causal B2 H12 S1024 D64"]
-    assert peers.EAGER.name not in names["causal B1 H12 S16384 D64"]
-    assert peers.MASK.name in names["causal B1 H12 S8192 D64"]
-    assert peers.MASK.name not in names["causal B1 H12 S16384 D64"]
-    assert {peers.MASK.name, peers.EAGER.name} < set(names["causal B1 H12 S16384 D64 L16"])
 
 
 def test_resizing_is_measured(tmp_path):

@@ -16,9 +16,8 @@ from bench.alibi_attention import tiles
 from bench.common.processes import Program
 from bench.gpu import command, pytest_records, steps
 from bench.gpu.predictions import Prediction
-from bench.gpu.records import STEPS, TESTS, DeviceRecord, DeviceRecords, Recorder, append, begin, read_device_records
+from bench.gpu.records import STEPS, TESTS, DeviceRecords, Recorder, append, begin, read_device_records
 from bench.gpu.stage import STAGES
-from bench.gpu.summary import summary
 from seqwarm_kernels.ops.backends import why_not
 
 ROOT = Path(__file__).parents[1]
@@ -98,20 +97,6 @@ def test_a_selection_of_the_tests(run):
     assert all((ROOT / path).exists() for path in command.SELECTION)
 
 
-def test_processes_that_run_together_start_no_pool_of_compilers(run, monkeypatch):
-    threads, call = {}, PretendPrograms.__call__
-
-    def noted(self, arguments, log, cwd, **environment):
-        threads.setdefault(arguments[2], set()).add(environment.get("TORCHINDUCTOR_COMPILE_THREADS"))
-        return call(self, arguments, log, cwd, **environment)
-
-    monkeypatch.setattr(PretendPrograms, "__call__", noted)
-    for part in command.PARTS:
-        run(part)
-    together = ("bench.gpu.steps", "bench.alibi_attention.precompile", "bench.alibi_attention.hopper", "pytest")
-    assert threads == {name: {"1"} for name in together} | {"bench.gpu.stage": {None}}
-
-
 def test_a_step_that_ends_its_process_is_recorded(run):
     records = run("tests", forward=(None, -11))[1]
     [record] = [record for record in records if record.case == "forward"]
@@ -122,11 +107,6 @@ def test_a_step_that_ends_its_process_is_recorded(run):
 def test_nothing_runs_without_the_essentials(run, name):
     with pytest.raises(SystemExit, match=f"{name} failed, so nothing else runs: there is none"):
         run("memory", **{name.replace(" ", "_"): ("there is none", 0)})
-
-
-def test_killed_tests_have_not_passed(run):
-    [record] = [record for record in run("tests", pytest=(None, None))[1] if record.case == "gpu tests"]
-    assert record.failure == "exit None: output"
 
 
 def test_the_running_measurement_is_recorded(run, tmp_path):
@@ -240,16 +220,6 @@ def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch, options):
     assert [path.name for path in tmp_path.glob("device_tests.*")] == ["device_tests.jsonl"]
 
 
-def test_tests_in_the_summary():
-    outcomes = (None, None, "skipped: no reason", "not run: the time was over", "call: assert 1 == 2")
-    records = [DeviceRecord(TESTS, f"test {i}", "test", "pytest", failure=why) for i, why in enumerate(outcomes)]
-    lines = list(summary(DeviceRecords([*records, steps.step_record("window", 1.0, "RuntimeError: no")])))
-    assert "tests: 2 passed, 1 skipped, 1 not run, 1 failed" in lines
-    assert "steps: 1 failed" in lines
-    assert "FAILED window: RuntimeError: no" in lines
-    assert "failed 1x, first tests test 4 test, pytest: call: assert 1 == 2" in lines
-
-
 # ---- the whole program on a CPU
 
 
@@ -306,15 +276,6 @@ def test_tiles_are_measured_and_put_back(measured_tiles):
     assert {record.work: record.implementation for record in records} == expected
     assert all(record.low_ms > 0 for record in records)
     assert (host.configuration, host.Launch.__call__) == before
-
-
-def test_tiles_that_do_not_fit_are_recorded(measured_tiles, monkeypatch):
-    def refuse(*tensors, **options):
-        raise RuntimeError("out of resource")
-
-    monkeypatch.setattr(tiles, "alibi_attention", refuse)
-    [record] = measured_tiles()
-    assert (record.implementation, record.failure) == ("64x32, 4, 2", "RuntimeError: out of resource")
 
 
 @pytest.mark.exhaustive  # FlexAttention compiles for a minute

@@ -229,15 +229,6 @@ def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):
     assert any(line.startswith("D64 S1024 B16 Hkv32: 2 / 4 ms  no skip 1.00/1.00") for line in lines)
 
 
-def test_a_later_file_replaces_records_of_the_same_measurement(run_bench, tmp_path):
-    for name, milliseconds in (("device.jsonl", 7.0), ("device_later.jsonl", 8.0)):
-        record = DeviceRecord("packed", "a case", "forward", "varlen", "a", milliseconds, milliseconds, milliseconds)
-        write(tmp_path / name, [record])
-    out = run_bench("report", "--records", tmp_path, "--figures", tmp_path)
-    assert "| a case | forward | varlen | 8 (8–8) |" in out
-    assert "7 (7–7)" not in out
-
-
 def test_a_line_that_was_not_written_completely_is_left_out(tmp_path):
     record = DeviceRecord("packed", "a case", "forward", "varlen")
     write(tmp_path / "device.jsonl", [record])
