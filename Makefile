@@ -14,7 +14,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 PIP_INSTALL := $(RUN) -m pip install --constraint $(CONSTRAINTS)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
-.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-stable test-work record-work test-asan \
+.PHONY: help install demo experiments bench test test-slow test-exhaustive test-all test-cpus test-amx test-stable test-work record-work test-asan \
 	test-torch-allocator test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
 	mutate wheels build-arm build/arm/module docs lint format clean
 
@@ -44,6 +44,10 @@ PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses $(WORKERS)
 
 test: $(STAMP)  ## run the fast tests, of every property one; ARGS="-k name" selects some
 	$(PYTEST) --dist loadgroup $(ARGS)
+
+bench: $(STAMP)  ## time each operator beside the same in plain PyTorch, two minutes
+	$(RUN) -m pytest bench/operators.py --benchmark-group-by=group --benchmark-columns=median,iqr,rounds --benchmark-max-time=0.5 \
+		--benchmark-sort=name -p no:cacheprovider -q $(ARGS)
 
 # One test reads WikiText-2, if a folder beside the project holds it. `make test` needs no such folder.
 test-slow: export SEQWARM_TEST_DATA ?= $(abspath $(wildcard ../shared/data))

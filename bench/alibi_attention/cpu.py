@@ -1,14 +1,10 @@
-"""alibi_attention on the CPU beside torch's ways to compute attention with ALiBi, or causal attention without bias.
-
-`pytest bench/alibi_attention/cpu.py` measures the same with pytest-benchmark, on a GPU if there is one.
-"""
+"""alibi_attention on the CPU beside torch's ways to compute attention with ALiBi, or causal attention without bias."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +14,7 @@ from ..common.goals import goals_table
 from ..common.records import CpuRecord, table, write
 from ..common.timing import Call, extra_resident_bytes, measure_cpu
 from .cases import BOTH, FORWARD, Case, call_of
-from .peers import EAGER, FLASH, FLEX, MASK, OURS, Peer, all_peers, ours, reference
+from .peers import EAGER, FLASH, FLEX, MASK, OURS, Peer, ours, reference
 from .problems import Problem
 from .report import RECORDS, cpu_goals
 
@@ -127,36 +123,6 @@ def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
                 for peer in ours(CPU, problem.dtype):
                     yield from found.add(Case(problem, "b", CPU), peer, threads)
     torch.set_num_threads(most_threads)
-
-
-def pytest_generate_tests(metafunc: Any) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    problems = [replace(problem_of(length), dtype=dtype) for length in (128, 1024)]
-    cases = [(problem, peer) for problem in problems for peer in all_peers(problem, device)]
-    names = [f"{peer.name}-{problem.length}" for problem, peer in cases]
-    metafunc.parametrize("work", [FORWARD, BOTH])
-    metafunc.parametrize(("problem", "peer"), cases, ids=names)
-
-
-def test_attention(benchmark: Any, problem: Problem, peer: Peer, work: str) -> None:
-    """Times a call until its results are complete, on the device too."""
-    import pytest  # `python -m bench` does not need it
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    case = Case(problem, "a", device)
-    try:
-        call = call_of(work, peer.make(problem, device), case.inputs, case.grad_out)
-        call()
-    except (RuntimeError, NotImplementedError) as error:
-        pytest.skip(f"{peer.name} does not support this: {error}")
-
-    def complete() -> None:
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    benchmark(complete)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
