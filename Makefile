@@ -14,13 +14,14 @@ CONSTRAINTS := $(VENV)/constraints.txt
 PIP_INSTALL := $(RUN) -m pip install --constraint $(CONSTRAINTS)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
-.PHONY: help install demo experiments bench test test-slow test-exhaustive test-all test-cpus test-amx test-stable test-work record-work test-asan \
+.PHONY: help install demo experiments bench test test-slow test-exhaustive test-cpus test-amx test-stable test-work record-work test-asan \
 	test-torch-allocator test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
 	mutate wheels build-arm build/arm/module docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '%-28s %s\n' "$$target" "$$text"; done
+		printf '%-22s %s\n' "$$target" "$$text"; done
+	@echo 'make test-cpus, test-composer, test-mds, ...: what else .ci/run calls, each for an environment of its own'
 
 install: $(STAMP)  ## make .venv with the pinned tools, and build the project into it
 
@@ -59,10 +60,8 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-amx test-stable test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest  ## run all tests
-
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
-test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
+test-cpus: $(STAMP)  # run the native kernels' tests as on CPUs with AVX2 only, and with neither
 	for capability in avx2 default; do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
 		ATEN_CPU_CAPABILITY=$$capability ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
@@ -86,7 +85,7 @@ SHORT_CALLS = $$($(RUN) -c "import torch; from seqwarm_kernels.ops.kernels impor
 
 # A copy of the project with the kernels on PyTorch's stable ABI, as in a wheel, and without the module for this torch.
 STABLE := build/stable/tree
-test-stable: $(STAMP)  ## run the native kernels' tests with the kernels on PyTorch's stable ABI
+test-stable: $(STAMP)  # run the native kernels' tests with the kernels on PyTorch's stable ABI
 	rm -rf $(STABLE) && mkdir -p $(STABLE) && cp -r seqwarm_kernels tests pyproject.toml $(STABLE)
 	rm $(STABLE)/seqwarm_kernels/_C_*
 	cd $(STABLE) && OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
@@ -94,7 +93,7 @@ test-stable: $(STAMP)  ## run the native kernels' tests with the kernels on PyTo
 
 # On CPUs without AVX512-BF16 these products are not used, and the tests run without them.
 AMX := build/amx
-test-amx: $(STAMP)  ## run the native kernels' tests in bfloat16 with AMX, emulated on CPUs with AVX512-BF16
+test-amx: $(STAMP)  # run the native kernels' tests in bfloat16 with AMX, emulated on CPUs with AVX512-BF16
 	$(call build_copy,$(AMX),-D CMAKE_CXX_FLAGS_CHECKS=-O1)
 	cd $(AMX)/tree && SEQWARM_EMULATED_AMX=1 OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
 		-k native tests/ops/test_attention_native.py tests/ops/test_attention_native_short.py \
@@ -103,12 +102,12 @@ test-amx: $(STAMP)  ## run the native kernels' tests in bfloat16 with AMX, emula
 # The records are of a compiler and a CPU; on others the tests are skipped, until `python -m tests.block_counts` records them.
 WORK := build/work
 RUN_WORK = cd $(WORK)/tree && OMP_NUM_THREADS=1 $(abspath $(RUN)) -m
-test-work: $(STAMP)  ## count the basic blocks that native kernels execute, with AMX emulated and without: no more than recorded
+test-work: $(STAMP)  # count the basic blocks that native kernels execute, with AMX emulated and without: no more than recorded
 	$(call build_copy,$(WORK),-D SEQWARM_COUNT_WORK=ON -D CMAKE_CXX_FLAGS_CHECKS=-O1)
 	$(RUN_WORK) pytest tests/block_counts $(ARGS)
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_WORK) pytest tests/block_counts $(ARGS)
 
-record-work: $(STAMP)  ## record these counts, after a change that is meant to do other work
+record-work: $(STAMP)  # record these counts, after a change that is meant to do other work
 	$(call build_copy,$(WORK),-D SEQWARM_COUNT_WORK=ON -D CMAKE_CXX_FLAGS_CHECKS=-O1)
 	$(RUN_WORK) tests.block_counts
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_WORK) tests.block_counts
@@ -119,7 +118,7 @@ ASAN := build/asan
 RUN_ASAN = cd $(ASAN)/tree && OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 SEQWARM_EMULATED_AMX=1 \
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
 	$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) $(ARGS)
-test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and UBSan watching, with AMX emulated and without
+test-asan: $(STAMP)  # run the native kernels' tests with AddressSanitizer and UBSan watching, with AMX emulated and without
 	$(call build_copy,$(ASAN),-D SEQWARM_SANITIZE=ON -D CMAKE_CXX_FLAGS_CHECKS="-O1 -g1")
 	$(RUN_ASAN) -k native tests/ops
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_ASAN) -k native \
@@ -131,29 +130,29 @@ build/%/installed: $(STAMP) requirements-%.txt
 	$(RUN) -m pip install --no-deps --target $(@D) --requirement requirements-$*.txt
 	touch $@
 
-test-composer: build/composer/installed  ## run the tests with Composer's trainer
+test-composer: build/composer/installed  # run the tests with Composer's trainer
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" -k composer tests/trainers/composer tests/trainers/test_contract.py \
 		tests/trainers/test_monitors.py tests/trainers/test_families.py $(ARGS)
 
-test-mds: build/mds/installed  ## run the tests of sources of tokens with mosaicml-streaming
+test-mds: build/mds/installed  # run the tests of sources of tokens with mosaicml-streaming
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" \
 		tests/data/test_sources.py tests/data/test_mds_source.py tests/data/test_token_sources.py \
 		tests/faults/test_damaged_token_files.py tests/faults/test_short_answers.py tests/data/test_padding.py \
 		tests/data/test_ranks_of_sources.py \
 		tests/data/test_source_kills.py $(ARGS)
 
-test-deepspeed: build/deepspeed/installed  ## run the tests with DeepSpeed's engine
+test-deepspeed: build/deepspeed/installed  # run the tests with DeepSpeed's engine
 	PYTHONPATH=$(<D) $(PYTEST) tests/trainers/test_deepspeed.py $(ARGS)
 
-test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models and trainers with the oldest transformers
-test-transformers-newest: build/transformers-newest/installed  ## run the tests of models and trainers with the newest transformers
+test-transformers-oldest: build/transformers-oldest/installed  # run the tests of models and trainers with the oldest transformers
+test-transformers-newest: build/transformers-newest/installed  # run the tests of models and trainers with the newest transformers
 test-transformers-oldest test-transformers-newest:
 	PYTHONPATH=$(<D) $(PYTEST) \
 		tests/models tests/allocator/test_transformers.py $$(grep -lE 'hugging_?face' tests/trainers/test_*.py) $(ARGS)
 
 # Other versions refuse other code, and order the instructions of the Gluon kernels differently.
-test-triton-oldest: build/triton-oldest/installed  ## compile the attention kernels with the oldest supported Triton, which refuses more
-test-triton-newest: build/triton-newest/installed  ## compile the attention kernels with the newest Triton, which renames what is experimental
+test-triton-oldest: build/triton-oldest/installed  # compile the attention kernels with the oldest supported Triton, which refuses more
+test-triton-newest: build/triton-newest/installed  # compile the attention kernels with the newest Triton, which renames what is experimental
 test-triton-oldest test-triton-newest:
 	PYTHONPATH=$(<D) $(RUN) -m bench attention_compiled --chips 90 --head-dims 64
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" -k gluon tests/test_bench_compiled.py $(ARGS)
@@ -169,14 +168,14 @@ wheels: $(STAMP)  ## build the source distribution and a wheel into dist/
 
 # Of a torch for CUDA it needs the headers and libc10_cuda.so, not the CUDA libraries. A GPU is not needed, but nvcc's headers are.
 CUDA_TORCH := build/cuda-torch
-test-torch-allocator: $(STAMP)  ## compare the replay of the caching allocator with torch's own, in a torch for CUDA of 1.2 GB
+test-torch-allocator: $(STAMP)  # compare the replay of the caching allocator with torch's own, in a torch for CUDA of 1.2 GB
 	$(RUN) -m pip install --no-deps --target $(CUDA_TORCH) --upgrade torch==2.11.0
 	SEQWARM_CUDA_TORCH=$(abspath $(CUDA_TORCH))/torch $(PYTEST) tests/allocator/test_torch_allocator.py $(ARGS)
 
 # Linked to empty libraries in the place of libtorch's, which .venv does not have for Arm; its headers are for all CPUs.
 ARM := build/arm
 ARM_CXX := aarch64-linux-gnu-g++
-build-arm: $(STAMP)  ## compile the kernels for Arm, on any CPU; root gets the compiler by apt-get
+build-arm: $(STAMP)  # compile the kernels for Arm, on any CPU; root gets the compiler by apt-get
 	@command -v $(ARM_CXX) || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qqy g++-aarch64-linux-gnu; } \
 		|| echo "make build-arm skipped: $(ARM_CXX) is missing, and only root can install it"
 	@! command -v $(ARM_CXX) || $(MAKE) $(ARM)/module
