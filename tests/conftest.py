@@ -1,6 +1,7 @@
 import gc
 import os
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from contextlib import suppress
 
 # A graph from torch's cache on disk has narrower guards than a freshly compiled one, so counts of compilations would
@@ -61,19 +62,26 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("trainers"))
     if HAS_GPU:
         return
-    interpreted = Counter()
+    interpreted = defaultdict(list)
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(
                 pytest.mark.skip(reason="needs a CUDA device"), append=False
             )  # its reason is the one that is shown
         elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
-            case = interpreted[item.function]
-            interpreted[item.function] += 1
             if item.get_closest_marker("exhaustive_in_interpreter") is not None:
                 item.add_marker(pytest.mark.exhaustive)
-            elif case:
-                item.add_marker(pytest.mark.slow if case % 3 == 1 else pytest.mark.exhaustive)
+            else:
+                interpreted[item.function].append(item)
+    for cases in interpreted.values():
+        _, *others = sorted(cases, key=_drawn)
+        for item in others:
+            item.add_marker(pytest.mark.slow if _drawn(item) % 3 == 0 else pytest.mark.exhaustive)
+
+
+def _drawn(item):
+    """A number that depends on the case alone, so that another case of its test changes nothing for it."""
+    return zlib.crc32(item.name.encode())
 
 
 def pytest_collection_finish(session):
@@ -93,8 +101,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _is_interpreted(item):
-    """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so each
-    test function's first case is in `make test`, every third of the others is slow, and the rest is exhaustive."""
+    """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so
+    `make test` has one case of each test, a third of the others is slow, and the rest is exhaustive."""
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
     return "triton" in (backend if isinstance(backend, tuple) else [backend])
 
