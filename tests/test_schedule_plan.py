@@ -1,11 +1,12 @@
 """python -m seqwarm_kernels plan: lengths, tokens and FLOPs against a loop over the steps."""
 
+import functools
 import itertools
 import json
 
 import pytest
 
-from seqwarm_kernels import SequenceLengthScheduler, discrete
+from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, root
 from seqwarm_kernels.cli import main
 from seqwarm_kernels.cli.exchanges import ContextSize, Exchanges, normal_widths
 from seqwarm_kernels.cli.plan_report import plan_figure, table
@@ -16,31 +17,40 @@ MODEL = ModelSize(layers=2, hidden_size=16, vocab_size=100)
 
 
 def by_hand(scheduler, total, batch_size):
-    """Step by step."""
-    tokens = attention = steps = 0
-    progress = 0
-    while progress < total:
-        length = scheduler.seq_length_at(progress)
-        tokens += batch_size * length
-        attention += batch_size * length * 6 * 2 * 16 * length
-        steps += 1
-        progress += {"step": 1, "token": batch_size * length, "sample": batch_size}[scheduler.unit]
-    return tokens, attention, steps
+    """(progress, length, steps, tokens) of each run of steps of one length, from stepping the scheduler."""
+    stages = []
+    while scheduler.progress < total:
+        length = scheduler.seq_length
+        if not stages or stages[-1][1] != length:
+            stages.append([scheduler.progress, length, 0, 0])
+        stages[-1][2] += 1
+        stages[-1][3] += batch_size * length
+        scheduler.step({"step": 1, "token": batch_size * length, "sample": batch_size}[scheduler.unit])
+    return stages
 
 
-@pytest.mark.parametrize(
-    ("unit", "duration", "total"), [("step", 30, 100), ("sample", 300, 999), ("token", 5000, 60000)]
-)
-def test_against_a_loop(unit, duration, total):
-    scheduler = SequenceLengthScheduler(8, 64, duration=duration, step_size=8, unit=unit)
-    plan = plan_schedule(scheduler, total, 3, MODEL)
-    tokens, attention, steps = by_hand(scheduler, total, 3)
-    tolerance = 0 if unit == "step" else 0.02  # a step that crosses a change is split
-    assert plan.tokens == pytest.approx(tokens, rel=tolerance)
-    assert plan.attention_flops == pytest.approx(attention, rel=tolerance)
-    assert sum(stage.steps for stage in plan.stages) == pytest.approx(steps, rel=tolerance)
-    assert plan.tokens_saved() == pytest.approx(1 - tokens / (steps * 3 * 64), abs=0.02)
-    assert [stage.seq_length for stage in plan.stages] == [8, 16, 24, 32, 40, 48, 56, 64]
+@pytest.mark.parametrize("unit", ["step", "token", "sample"])
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+@pytest.mark.parametrize("total", [1, 137, 4999, 5000, 40_001])
+@pytest.mark.parametrize("pacing", ["linear", root(2), cyclic("linear", 3), discrete([(700, 8), (1, 40), (2, 48)])])
+def test_the_plan_is_that_of_stepping_the_scheduler(unit, batch_size, total, pacing):
+    """Also where a step ends after the next milestone, or after several."""
+    make = functools.partial(SequenceLengthScheduler, 8, 64, duration=5000, pacing=pacing, unit=unit)
+    stages = by_hand(make(), total, batch_size)
+    plan = plan_schedule(make(), total, batch_size, MODEL)
+    assert [[stage.progress, stage.seq_length, stage.steps, stage.tokens] for stage in plan.stages] == stages
+    tokens, steps = (sum(stage[place] for stage in stages) for place in (3, 2))
+    assert (plan.tokens, plan.tokens_full_length) == (tokens, steps * batch_size * 64)
+    assert plan.tokens_saved() == 1 - tokens / (steps * batch_size * 64)
+    assert plan.attention_flops == sum(6 * 2 * 16 * length * tokens for _, length, _, tokens in stages)
+
+
+def test_the_command_plans_by_tokens_as_the_scheduler_steps(capsys):
+    assert main(["plan", "--duration", "60000000", "--unit", "token"]) == 0
+    steps = sum(
+        stage[2] for stage in by_hand(SequenceLengthScheduler(duration=60_000_000, unit="token"), 200_000_000, 32)
+    )
+    assert f"steps      {steps:,}\n" in capsys.readouterr().out
 
 
 def test_a_run_that_ends_inside_the_ramp():
@@ -62,8 +72,8 @@ def test_no_ramp_saves_nothing():
 
 
 def three_stages(unit="sample"):
-    """12,000 tokens of length 8, 24,000 of length 16 and 48,000 of length 24, in batches of 300 rows."""
-    ramp, total = {"step": (10, 17), "token": (36_000, 84_000), "sample": (3000, 5000)}[unit]
+    """12,000 tokens of length 8, 24,000 of length 16 and 50,400 of length 24, in batches of 300 rows."""
+    ramp, total = {"step": (10, 17), "token": (36_000, 86_400), "sample": (3000, 5100)}[unit]
     pacing = discrete([(12_000, 8), (24_000, 16)]) if unit == "token" else "linear"
     scheduler = SequenceLengthScheduler(8, 24, duration=ramp, step_size=8, pacing=pacing, unit=unit)
     return plan_schedule(scheduler, total, 300, MODEL)
@@ -75,14 +85,14 @@ def test_table():
         == """\
         sample    length    of all tokens so far
              0         8                    0.0%
-         1,500        16                   14.3%
-         3,000        24                   42.9%
+         1,500        16                   13.9%
+         3,000        24                   41.7%
 
 model      2 layers, hidden size 16, vocabulary 100: 0.0 M parameters
 steps      17
-tokens     8.4e+04, 30.0% fewer than as many steps at full length
-training   4.216e+09 FLOPs of this model, 31.2% fewer
-attention  3.133e+08 of these FLOPs, 19.0% fewer than for the same tokens at full length"""
+tokens     8.64e+04, 29.4% fewer than as many steps at full length
+training   4.339e+09 FLOPs of this model, 30.6% fewer
+attention  3.244e+08 of these FLOPs, 18.5% fewer than for the same tokens at full length"""
     )
 
 
@@ -104,10 +114,10 @@ def test_a_long_plan_is_thinned_out():
 def test_json():
     plan = json.loads(json.dumps(three_stages().to_json()))
     assert plan["stages"][1] == {"progress": 1500, "seq_length": 16, "steps": 5, "tokens": 24_000}
-    assert (plan["tokens"], plan["tokens_full_length"]) == (84_000, 120_000)
-    assert (plan["attention_flops"], plan["attention_flops_same_tokens"]) == (313_344_000, 387_072_000)
-    assert plan["tokens_saved"] == pytest.approx(0.3)
-    assert plan["attention_saved"] == pytest.approx(1 - 313_344_000 / 387_072_000)
+    assert (plan["tokens"], plan["tokens_full_length"]) == (86_400, 122_400)
+    assert (plan["attention_flops"], plan["attention_flops_same_tokens"]) == (324_403_200, 398_131_200)
+    assert plan["tokens_saved"] == pytest.approx(36 / 122.4)
+    assert plan["attention_saved"] == pytest.approx(1 - 324_403_200 / 398_131_200)
     assert plan["model"] == {"layers": 2, "hidden_size": 16, "vocab_size": 100}
 
 
@@ -127,7 +137,7 @@ def test_figure(unit):
         support.check_readable(figure)
         support.check_looks(figure, {"full length throughout", "sequence-length warmup"})
     lengths, amounts = figure.axes
-    end = {"step": 17, "token": 84_000, "sample": 5000}[unit]
+    end = {"step": 17, "token": 86_400, "sample": 5100}[unit]
     starts = [stage.progress for stage in plan.stages]
     assert support.drawn(lengths) == {
         "full length throughout": [(0, 24), (end, 24)],
@@ -140,7 +150,7 @@ def test_figure(unit):
     assert (origin, last) == ((0, 0), end)
     steps = sum(stage.steps for stage in plan.stages)
     assert full == pytest.approx(
-        steps * 84_000 / plan.tokens_full_length if unit == "token" else plan.tokens_full_length
+        steps * 86_400 / plan.tokens_full_length if unit == "token" else plan.tokens_full_length
     )
     assert [y for _, y in support.drawn(amounts)["sequence-length warmup"]] == pytest.approx(
         [0, *itertools.accumulate(of_stages)]

@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import json
 import os
+import pickle
 import runpy
 import subprocess
 import sys
@@ -401,6 +402,44 @@ def test_a_run_with_a_checkpoint_does_not_diverge_twice(tmp_path, cache, monkeyp
     monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
     assert train(tmp_path, cache, "--resume") == records
     assert lines(tmp_path / "records.jsonl") == records
+
+
+class Called:
+    """Code in a pickle: it makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize(("entry", "is_sharded"), [("weights", False), ("weights", True), ("step", True)])
+def test_a_checkpoint_cannot_name_another_folder(tmp_path, finished, cache, monkeypatch, entry, is_sharded):
+    """Torch unpickles the metadata of a folder with shards of weights."""
+    monkeypatch.setattr(script.train.Run, "is_sharded", lambda run: is_sharded)
+    out, elsewhere, called = (tmp_path / name for name in ("run", "elsewhere", "called"))
+    patch = interrupt(script.train.Run, "train_step", 30)
+    with pytest.raises(Interrupted):
+        train(out, cache, **BOTH_LENGTHS)
+    patch.undo()
+    elsewhere.mkdir()
+    (elsewhere / ".metadata").write_bytes(pickle.dumps(Called(called)))
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    if entry == "weights":
+        state["weights"] = str(elsewhere)
+    else:
+        state["counts"][0] = "/../../elsewhere"
+    torch.save(state, out / "checkpoint.pt")
+    if is_sharded and entry == "weights":  # which is not read
+        train(out, cache, "--resume", **BOTH_LENGTHS)
+        assert_same_run(finished[0], out)
+    else:
+        with pytest.raises(script.model.UserError, match=r"checkpoint\.pt is damaged"):
+            train(out, cache, "--resume", **BOTH_LENGTHS)
+    assert not called.exists()
+    pickle.loads((elsewhere / ".metadata").read_bytes())
+    assert called.exists()
 
 
 def test_a_checkpoint_leaves_no_partial_file(tmp_path):

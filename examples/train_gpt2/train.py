@@ -331,7 +331,7 @@ class Run:
     def is_sharded(self) -> bool:
         return self.config.parallel == "fsdp2" or self.config.tensor_parallel > 1
 
-    # A checkpoint is the file checkpoint.pt, replaced atomically. It names the folder of the shards of weights.
+    # A checkpoint is the file checkpoint.pt, replaced atomically. Shards of weights are in the folder of its step.
 
     def save(self) -> None:
         if not has_diverged(self.records):
@@ -350,18 +350,20 @@ class Run:
             "records": self.records,
             "scheduler": self.scheduler.state_dict(),
             "monitor": self.monitor.state_dict(),
-            "weights": self.weights(),
+            "weights": None if self.is_sharded() else self.weights(),
         }
-        shards = self.out / f"checkpoint-{self.step}"
+        shards = self.shards(self.step)
         if self.is_sharded():
-            checkpoint.save(state["weights"], checkpoint_id=shards)
-            state["weights"] = shards.name
+            checkpoint.save(self.weights(), checkpoint_id=shards)
         if self.rank == 0:
             with open_atomically(self.out / "checkpoint.pt") as file:
                 torch.save(state, file)
             for folder in self.out.glob("checkpoint-*"):
                 if folder != shards:
                     shutil.rmtree(folder)
+
+    def shards(self, step: int) -> Path:
+        return self.out / f"checkpoint-{step:d}"
 
     def weights(self) -> dict[str, Any]:
         model, optimizer = states.get_state_dict(self.model, self.optimizer)
@@ -380,16 +382,15 @@ class Run:
             return
         with reading(path):
             state = torch.load(path, map_location="cpu", weights_only=True)
-            weights = state["weights"]
-            if isinstance(weights, str):
-                shards, weights = self.out / weights, self.weights()
-                checkpoint.load(weights, checkpoint_id=shards)
+            self.step, self.tokens, self.seconds = state["counts"]
+            weights = self.weights() if self.is_sharded() else state["weights"]
+            if self.is_sharded():  # the file names no folder: torch unpickles what it finds in it
+                checkpoint.load(weights, checkpoint_id=self.shards(self.step))
             states.set_state_dict(
                 self.model, self.optimizer, model_state_dict=weights["model"], optim_state_dict=weights["optimizer"]
             )
             self.scheduler.load_state_dict(state["scheduler"])
             self.monitor.load_state_dict(state["monitor"])
-            self.step, self.tokens, self.seconds = state["counts"]
             self.records = state["records"]
         self.save_records()  # a killed run may have stopped between checkpoint and records
 

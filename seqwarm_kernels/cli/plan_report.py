@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ def table(plan: SchedulePlan) -> str:
     lines += [
         "",
         f"model      {plan.model}",
-        f"steps      {math.ceil(steps):,}",
+        f"steps      {steps:,}",
         f"tokens     {plan.tokens:.4g}, {plan.tokens_saved():.1%} fewer than as many steps at full length",
         f"training   {plan.flops:.4g} FLOPs of this model, {1 - plan.flops / plan.flops_full_length:.1%} fewer",
         f"attention  {plan.attention_flops:.4g} of these FLOPs, "
@@ -64,8 +63,8 @@ def plan_figure(plan: SchedulePlan) -> Figure:
     options = {"marker": "none", "drawstyle": "steps-post"}
     plot(lengths, _FULL, [0, end], [longest, longest], **options)
     plot(lengths, _WARMUP, progress, [*(stage.seq_length for stage in plan.stages), longest], **options)
-    steps = list(itertools.accumulate((stage.steps for stage in plan.stages), initial=0.0))
-    tokens = list(itertools.accumulate((stage.tokens for stage in plan.stages), initial=0.0))
+    steps = list(itertools.accumulate((stage.steps for stage in plan.stages), initial=0))
+    tokens = list(itertools.accumulate((stage.tokens for stage in plan.stages), initial=0))
     if plan.unit == "token":  # as many tokens
         so_far, full, amount = steps, steps[-1] * plan.tokens / plan.tokens_full_length, "optimizer steps"
     else:  # as many steps
@@ -80,7 +79,7 @@ def plan_figure(plan: SchedulePlan) -> Figure:
     return figure
 
 
-def _units_of(stage: PlannedStage, unit: str) -> float:
+def _units_of(stage: PlannedStage, unit: str) -> int:
     if unit == "sample":
-        return stage.tokens / stage.seq_length
+        return stage.tokens // stage.seq_length
     return stage.steps if unit == "step" else stage.tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..schedule.milestones import Milestone
@@ -48,10 +49,10 @@ class ModelSize:
 class PlannedStage:
     """The part of a run between two changes of length."""
 
-    progress: int  #: units of the schedule at the start of the stage
+    progress: int  #: units of the schedule before the stage's first step
     seq_length: int
-    steps: float
-    tokens: float
+    steps: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class SchedulePlan:
     unit: str
     model: ModelSize
     stages: tuple[PlannedStage, ...]
-    tokens: float
-    tokens_full_length: float
+    tokens: int
+    tokens_full_length: int
     flops: float
     flops_full_length: float
     attention_flops: float
@@ -86,9 +87,7 @@ def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: in
     if total < 1:
         raise ValueError(f"total must be at least 1 {scheduler.unit}, got {total}")
     check_int("batch_size", batch_size, minimum=1)
-    changes = [milestone for milestone in scheduler.milestones() if milestone.progress < total]
-    ends = [*changes[1:], Milestone(total, 0)]
-    stages = [_stage(start, end.progress, scheduler.unit, batch_size) for start, end in zip(changes, ends, strict=True)]
+    stages = _stages(scheduler.milestones(), total, scheduler.unit, batch_size)
     longest = scheduler.max_seq_length
     tokens, steps = sum(stage.tokens for stage in stages), sum(stage.steps for stage in stages)
     full = steps * batch_size * longest
@@ -105,7 +104,15 @@ def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: in
     )
 
 
-def _stage(start: Milestone, end: int, unit: str, batch_size: int) -> PlannedStage:
-    units, tokens_per_step = end - start.progress, batch_size * start.seq_length
-    steps = {"step": units, "token": units / tokens_per_step, "sample": units / batch_size}[unit]
-    return PlannedStage(start.progress, start.seq_length, steps, steps * tokens_per_step)
+def _stages(milestones: list[Milestone], total: int, unit: str, batch_size: int) -> list[PlannedStage]:
+    """The steps up to `total` units. Each has the length at its start, and may end after the next milestone."""
+    stages, progress = [], 0
+    for milestone, following in pairwise([*milestones, Milestone(total, 0)]):
+        tokens = batch_size * milestone.seq_length
+        units = {"step": 1, "token": tokens, "sample": batch_size}[unit]
+        left = min(following.progress, total) - progress
+        steps = max(0, -(-left // units))
+        if steps:
+            stages.append(PlannedStage(progress, milestone.seq_length, steps, steps * tokens))
+        progress += steps * units
+    return stages

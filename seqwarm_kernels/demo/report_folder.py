@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..utils.files import PARTIAL_SUFFIX, write_atomically
+from ..utils.files import PARTIAL_SUFFIX, remove_partial_files, write_atomically
 from .records import Record
 from .settings import Settings
 from .text import Corpus
@@ -48,6 +48,7 @@ class ReportFolder:
         if path.exists() and (not path.is_dir() or _visible_entries(path)):
             raise ValueError(f"--report must name a new or empty folder, got {path}")
         path.mkdir(parents=True, exist_ok=True)
+        remove_partial_files(path)
         stored = {"settings": settings.to_json(), "text_sha256": corpus.fingerprint(), "command": command}
         write_atomically(path / SETTINGS, json.dumps(stored, indent=2).encode())
         return ReportFolder(path)
@@ -58,11 +59,11 @@ class ReportFolder:
         if given is not None and report is not None and Path(given).resolve() != Path(report).resolve():
             raise ValueError(f"--resume {given} and --report {report} name two folders")
         named = given if given is not None else report
-        if named is None:
-            return ReportFolder(_newest_unfinished())
-        if not (Path(named) / SETTINGS).is_file():
+        path = _newest_unfinished() if named is None else Path(named)
+        if not (path / SETTINGS).is_file():
             raise ValueError(f"{named} has no run to resume: it does not contain {SETTINGS}")
-        return ReportFolder(Path(named))
+        remove_partial_files(path)
+        return ReportFolder(path)
 
     def settings(self) -> Settings:
         """Returns the settings of the run.

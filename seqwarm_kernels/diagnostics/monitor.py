@@ -51,8 +51,8 @@ class TrainingMonitor:
 
     The loss ratio of a step is its loss divided by the smallest loss of all earlier steps. A ratio above
     `spike_threshold` is a spike. Li, Zhang and He (arXiv 2108.06084) count spikes in this way, and found that the ratio
-    moves with the largest √v. NaN and infinite losses are spikes, and are never the smallest loss. If the smallest loss
-    is not above zero, the ratio is NaN and the step is not a spike.
+    moves with the largest √v. NaN and infinite losses are spikes without a ratio, and are never the smallest loss. If
+    the smallest loss is not above zero, the ratio is NaN, and a finite loss is not a spike.
 
     No step waits for a device. Numbers stay on the device for `read_every` steps, are copied to the host during the
     next `read_every` steps, and then reach the outputs. On the CPU they reach the outputs after `read_every` steps.

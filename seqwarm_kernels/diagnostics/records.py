@@ -23,7 +23,9 @@ class StepRecord:
 
     step: int  #: 1 for the first step
     loss: float
-    loss_ratio: float  #: the loss divided by the smallest finite loss of all earlier steps; 1 for the first step
+    #: The loss divided by the smallest finite loss of all earlier steps; 1 for the first step. NaN if the loss is not
+    #: finite, or the smallest loss is not above zero.
+    loss_ratio: float
     is_spike: bool  #: the ratio is above the monitor's threshold, or the loss is not finite
     variance_l1: float | None  #: Σ √v
     variance_max: float | None  #: the largest √v
@@ -70,8 +72,8 @@ class LossHistory:
 
     def _ratio(self, loss: float) -> float:
         if not math.isfinite(loss):
-            return loss
-        if self.min_loss is None or loss == self.min_loss:
+            return math.nan
+        if self.min_loss is None:
             return 1.0
         return loss / self.min_loss if self.min_loss > 0 else math.nan  # a ratio needs losses above zero
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.checks import check_same_configuration
-from ..utils.files import PARTIAL_SUFFIX, write_atomically
+from ..utils.files import PARTIAL_SUFFIX, remove_partial_files, write_atomically
 from .configuration import SearchConfiguration
 from .trial import Trial
 
@@ -35,10 +35,12 @@ class TrialFolder:
         file = path / CONFIGURATION
         if file.exists():
             _check_same_configuration(file, current)
+            remove_partial_files(path)
             return TrialFolder(path)
         if path.exists() and (not path.is_dir() or any(not _is_partial(entry) for entry in path.iterdir())):
             raise ValueError(f"folder must be new, empty or the folder of an earlier search, got {path}")
         path.mkdir(parents=True, exist_ok=True)
+        remove_partial_files(path)
         _write(file, current)
         return TrialFolder(path)
 

@@ -14,6 +14,7 @@ from .checks import check_path
 
 #: Suffix of a file that is being written. A killed process leaves such a file; it is never read and can be deleted.
 PARTIAL_SUFFIX = ".partial"
+_PARTIAL_BYTES = 8  #: of the random part of its name
 
 
 def visible_files(folder: str | os.PathLike[str], onerror: Callable[[OSError], object] | None = None) -> list[Path]:
@@ -85,7 +86,13 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 def partial_of(path: Path) -> Path:
     """A path that no other writer uses, in the same folder, so that os.replace does not copy."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
+    return path.with_name(f"{path.name}.{secrets.token_hex(_PARTIAL_BYTES)}{PARTIAL_SUFFIX}")
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what killed processes left in a folder that no other process writes to."""
+    for partial in folder.glob(f"*.{'[0-9a-f]' * 2 * _PARTIAL_BYTES}{PARTIAL_SUFFIX}"):
+        partial.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 import seqwarm_kernels
 from seqwarm_kernels.demo.report_folder import ReportFolder
 from seqwarm_kernels.demo.training import Trainer, make_scheduler
+from seqwarm_kernels.utils.files import partial_of
 
 from ..support.pages import check_page
 from ..support.tiers import first_fast
@@ -236,6 +237,15 @@ def test_a_folder_with_a_partial_file_is_accepted(demo, text_file):
     Path("out").mkdir()
     Path("out/settings.json.partial").write_text("{")
     assert demo(*tiny(text_file, "out")) == 0
+
+
+def test_a_resumed_run_removes_what_killed_ones_left(demo, text_file, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at_step(patch, 1, KeyboardInterrupt())
+        demo(*tiny(text_file, "out"))
+    partial_of(Path("out/checkpoint.pt")).write_text("a part")
+    assert demo("--resume", "out") == 0
+    assert not list(Path("out").glob("*.partial"))
 
 
 def test_options_must_agree_with_a_resumed_run(demo, text_file, capsys, monkeypatch):

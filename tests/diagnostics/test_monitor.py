@@ -62,21 +62,28 @@ def test_the_threshold_is_the_callers(optimizer):
     assert observed(optimizer, losses, 1.5)[0].spikes == 0
 
 
-def test_losses_that_are_not_finite_are_spikes_and_never_the_smallest(optimizer):
-    monitor, records = observed(optimizer, [math.nan, 4.0, -math.inf, math.inf, 2.0, math.nan, 4.0])
-    assert [record.is_spike for record in records] == [True, False, True, True, False, True, True]
-    assert (monitor.min_loss, monitor.max_loss_ratio, monitor.spikes) == (2.0, 2.0, 5)
-    assert math.isnan(records[0].loss_ratio)
-    assert records[3].loss_ratio == math.inf
-    assert records[1].loss_ratio == 1.0
+NAN, INF = math.nan, math.inf
 
 
-def test_losses_at_zero_and_below_have_no_ratio(optimizer):
-    monitor, records = observed(optimizer, [1.0, 0.0, 0.0, 0.5, -1.0, 3.0])
-    ratios = [record.loss_ratio for record in records]
-    assert ratios[:3] == [1.0, 0.0, 1.0]
-    assert all(math.isnan(ratio) for ratio in ratios[3:])
-    assert (monitor.spikes, monitor.min_loss) == (0, -1.0)
+@pytest.mark.parametrize(
+    ("losses", "ratios", "spikes", "min_loss", "max_loss_ratio"),
+    [
+        ([NAN, 4.0, -INF, INF, 2.0, NAN, 4.0], [None, 1, None, None, 0.5, None, 2], [0, 2, 3, 5, 6], 2.0, 2.0),
+        ([INF, 4.0, 5.0], [None, 1, 1.25], [0, 2], 4.0, 1.25),
+        ([1.0, 0.0, 0.0, 0.5, -1.0, 3.0, INF], [1, 0, None, None, None, None, None], [6], -1.0, 1.0),
+        ([0.0, 0.0, 1.0, -INF], [1, None, None, None], [3], 0.0, 1.0),
+        ([-2.0, -2.0, -4.0, -1.0, NAN], [1, None, None, None, None], [4], -4.0, 1.0),
+        ([2.0, -1.0, -1.0, 2.0], [1, -0.5, None, None], [], -1.0, 1.0),
+        ([NAN, INF], [None, None], [0, 1], None, None),
+    ],
+)
+def test_losses_without_a_ratio(optimizer, losses, ratios, spikes, min_loss, max_loss_ratio):
+    """Those that are not finite, and those after a loss that is not above zero. JSON has null for NaN and infinity."""
+    monitor, records = observed(optimizer, losses)
+    assert [json.loads(record.to_json())["loss_ratio"] for record in records] == ratios
+    assert [math.isnan(record.loss_ratio) for record in records] == [ratio is None for ratio in ratios]
+    assert [index for index, record in enumerate(records) if record.is_spike] == spikes
+    assert (monitor.min_loss, monitor.max_loss_ratio, monitor.spikes) == (min_loss, max_loss_ratio, len(spikes))
 
 
 def test_counts_before_the_first_reading(optimizer):

@@ -116,3 +116,17 @@ def test_a_callback_of_another_trainer_raises_instead_of_cutting_nothing(tmp_pat
     with pytest.raises(ValueError, match="add_to must be called with the trainer that trains"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_a_warmup_that_is_added_in_mid_training_raises_before_the_next_step(tmp_path):
+    class Adds(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 1:
+                SequenceLengthWarmup(schedule()).add_to(trainer)
+
+    trainer = transformers.Trainer(
+        model(), arguments(tmp_path), train_dataset=sequences(), data_collator=COLLATORS[0], callbacks=[Adds()]
+    )
+    with pytest.raises(ValueError, match="add_to must be called with the trainer that trains, before it trains"):
+        trainer.train()
+    assert trainer.state.global_step == 1

@@ -60,13 +60,13 @@ def rows(names, number):
     return [dict(zip(names, row, strict=True)) for row in texts]
 
 
-def trained(kind, arguments, data, callbacks=(), **given):
+def trained(kind, arguments, data, callbacks=(), resume_from=None, **given):
     """A trainer after its training."""
     data = datasets.Dataset.from_list(data)
     trainer = kind(model(), args=arguments, train_dataset=data, processing_class=tokenizer(), **given)
     for callback in (SequenceLengthWarmup(schedule()), *callbacks):
         callback.add_to(trainer)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume_from)
     return trainer
 
 
@@ -122,6 +122,17 @@ def test_sft_equals_a_loop(tmp_path):
     tokens = [min(len(row["input_ids"]), LENGTHS[index // 4]) for index, row in enumerate(data)]
     expected = torch.tensor(tokens).view(4, 4).sum(1).cumsum(0).tolist()
     assert logged(trainer, "num_tokens") == logged(trainer, "train_tokens") == expected
+
+
+def test_tokens_in_the_logs_after_a_resume(tmp_path):
+    """TRL counts from 0 again."""
+    config = arguments(trl.SFTConfig, tmp_path, max_length=LENGTH, save_strategy="steps", save_steps=2)
+    data = rows(("prompt", "completion"), 8)
+    whole = trained(trl.SFTTrainer, config, data)
+    resumed = trained(trl.SFTTrainer, config, data, resume_from=f"{tmp_path}/checkpoint-2")
+    tokens = logged(whole, "train_tokens")
+    assert logged(resumed, "train_tokens") == tokens == logged(whole, "num_tokens")
+    assert logged(resumed, "num_tokens")[2:] == [count - tokens[1] for count in tokens[2:]]
 
 
 @pytest.mark.parametrize("method", packed.METHODS)

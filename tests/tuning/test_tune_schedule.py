@@ -1,11 +1,14 @@
 """tune_schedule on toy trainings with known stable candidates."""
 
+import itertools
 import json
 import math
+import os
 import pickle
 import random
 import re
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -288,6 +291,28 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def test_a_partial_first_file_does_not_block_a_folder(tmp_path):
     (tmp_path / "configuration.json.partial").write_text("{")
     assert tune(Formula(region), folder=tmp_path).duration == 700
+
+
+@pytest.mark.parametrize("call", [1, 2, 5, 11])
+def test_a_resumed_search_removes_what_killed_ones_left(tmp_path, monkeypatch, call):
+    """A kill while a file is written leaves a part of it. The files of others stay."""
+
+    def kill(partial, path):
+        if next(calls) == call:
+            left.append(partial.read_bytes())
+            raise KeyboardInterrupt
+        replace(partial, path)
+
+    replace, calls, left = os.replace, itertools.count(1), []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", kill)
+        patch.setattr(Path, "unlink", lambda path, **_: None)
+        with pytest.raises(KeyboardInterrupt):
+            tune(Formula(region), folder=tmp_path)
+    assert [path.read_bytes() for path in tmp_path.glob("*.partial")] == left != []
+    (tmp_path / "download.partial").touch()
+    assert tune(Formula(region), folder=tmp_path).duration == 700
+    assert [path.name for path in tmp_path.glob("*.partial")] == ["download.partial"]
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"validations": [{"progress": 1}]}'])

@@ -48,6 +48,7 @@ class SequenceLengthWarmup(ScheduleState, AddedCallback):
     """
 
     cuts_batches = True
+    _batches: nn.Module = nn.Identity()  # through which batches pass; a training attaches to one of its own
     _mesh: DeviceMesh | None = None  # of the ranks that share rows by the Trainer's parallelism_config
 
     def add_to(self, trainer: Trainer) -> None:
@@ -63,8 +64,6 @@ class SequenceLengthWarmup(ScheduleState, AddedCallback):
         super().add_to(trainer)
 
     def resized(self, trainer: Trainer, batch: Any) -> Any:
-        if self.attachment is None:
-            raise ValueError("add_to must be called with the trainer that trains, before it trains")
         resized = self._batches(batch)
         if CONTEXT_PART in resized:
             check_loss_of_parts(trainer)
@@ -84,7 +83,7 @@ class SequenceLengthWarmup(ScheduleState, AddedCallback):
         if context_mesh_of(model) is not None and not args.average_tokens_across_devices:
             raise ValueError("average_tokens_across_devices must be True for a model with ContextParallel, got False")
         ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
-        self._batches = nn.Identity()  # through which batches pass
+        self._batches = nn.Identity()
         self._attach(self._batches, model, args.device, ranks_of_batch)
         self._warn_of_short_training(max(0, state.max_steps - state.global_step))
         follow_source(rates.scheduler if isinstance(rates, AcceleratedScheduler) else rates)
@@ -92,7 +91,7 @@ class SequenceLengthWarmup(ScheduleState, AddedCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.attachment is None or self.attachment.seq_length is None:  # the Trainer has taken batches, but not cut
+        if self.attachment is None or self.attachment.seq_length is None:  # no batch was cut
             raise ValueError("add_to must be called with the trainer that trains, before it trains")
         self._begin()
 
