@@ -328,7 +328,7 @@ def test_a_wider_dtype_is_not_read_as_the_default(tmp_path, dtype, vocabulary):
     path = tmp_path / "train.bin"
     tokens.astype(dtype).tofile(path)
     for arguments in ({"end_token": 7}, {"start_token": 7}, {"document_ends": [5000]}):
-        with pytest.raises(ValueError, match=rf"dtype must be .*{dtype}.* for {path}"):
+        with pytest.raises(ValueError, match=f"dtype must be int{8 * np.dtype(dtype).itemsize} for {path}"):
             TokenSource(path, **arguments)
         assert sum(TokenSource(path, dtype=dtype, **arguments).lengths()) == 5000
     assert len(TokenSource(path, end_token=7, dtype="uint16").lengths()) >= 500  # as it was said
@@ -345,7 +345,7 @@ def test_bytes_with_a_large_start_token_are_of_the_default_dtype(tmp_path):
 def test_a_wider_dtype_of_a_small_file(tmp_path, tokens):
     path = tmp_path / "train.bin"
     np.array(tokens, np.int32).tofile(path)
-    with pytest.raises(ValueError, match="dtype must be int32 or uint32"):
+    with pytest.raises(ValueError, match="dtype must be int32"):
         TokenSource(path, end_token=7)
 
 

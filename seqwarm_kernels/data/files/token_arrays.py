@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .data_file import DataFile
+from .data_file import DataFile, fitting_dtype
 
 DEFAULT_DTYPE = np.dtype(np.uint16)  #: of nanoGPT's files
 
@@ -17,7 +16,6 @@ _INT32 = np.dtype("<i4")
 _LLM_C: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 _NPY = b"\x93NUMPY"
 _SAMPLE = 2**16  #: tokens that show whether the dtype fits
-_MANY = 64  #: tokens of which small numbers in every second place are no accident
 #: The first bytes of files that are not arrays of tokens.
 _FOREIGN = {
     b"MMIDIDX": "an index of Megatron, which MegatronSource reads",
@@ -70,19 +68,10 @@ def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
 def _check_default(file: DataFile) -> np.dtype[Any]:
     """Return the default dtype, unless the first tokens are those of a wider one."""
     sample = file.read(DEFAULT_DTYPE, 0, min(file.size // DEFAULT_DTYPE.itemsize, _SAMPLE) // 4 * 4)
-    for parts, fitting in ((4, "int64"), (2, "int32 or uint32")):
-        if _are_parts(sample.reshape(-1, parts)):
-            raise ValueError(f"dtype must be {fitting} for {file.path}, or given as {DEFAULT_DTYPE} if it is right")
+    fitting = fitting_dtype([sample])
+    if fitting != DEFAULT_DTYPE:
+        raise ValueError(f"dtype must be {fitting} for {file.path}, or given as {DEFAULT_DTYPE} if it is right")
     return DEFAULT_DTYPE
-
-
-def _are_parts(values: NDArray[Any]) -> bool:
-    """Whether each row is one wider int: the higher parts are 0, those of a negative number, or small."""
-    lowest = values[:, 0].astype(np.int64)
-    higher = int((values[:, 1:] + np.uint16(1)).max(initial=0)) - 1  # the parts of a negative number count as -1
-    if higher <= 0:
-        return bool(lowest.any())
-    return values.size >= _MANY and 2 * np.count_nonzero(lowest > 256 * higher) > len(lowest)
 
 
 def _of_llm_c(file: DataFile, version: int, dtype: np.dtype[Any]) -> TokenArray:
