@@ -24,17 +24,13 @@ def lengths_path(chunk_path: AnyPath) -> AnyPath:
     return chunk_path.with_name(chunk_path.name.partition(".")[0] + LENGTHS_SUFFIX)
 
 
-def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:
-    """Read the lengths of all items of one file, (items,) int64. Errors are as in `read_some_lengths`."""
-    return read_some_lengths(path, items, 0, items)
-
-
-def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArray[np.int64]:
-    """Read the lengths of the items from `begin` to before `end`, (end - begin,) int64. The others are not read.
+def read_lengths(path: AnyPath, items: int, begin: int = 0, end: int | None = None) -> NDArray[np.int64]:
+    """Read the lengths of the items from `begin` to before `end` (None: to the last one), int64. No others are read.
 
     Raises:
         ChunkError: The lengths are missing or invalid, or not those of this number of items.
     """
+    end = items if end is None else end
     try:
         header = io.BytesIO(read_range(path, 0, _HEADER))
         np.lib.format.read_magic(header)
@@ -43,7 +39,7 @@ def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArra
         lengths = np.frombuffer(read_range(path, *places), dtype)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    if shape != (items,) or len(lengths) != end - begin or dtype.kind not in "iu" or lengths.min(initial=0) < 0:
+    if shape != (items,) or len(lengths) != end - begin or dtype.kind not in "iu":
         raise ChunkError(path, None, f"must hold {items} lengths, one for each item, got {dtype} of shape {shape}")
     return lengths.astype(np.int64)
 
@@ -100,6 +96,6 @@ def check_lengths(
 def count_length(length_fn: Callable[[Any], int], item: Any, name: str = "length_fn") -> int:
     """Call `length_fn`, and check what it returns. `name` is that of the argument, for errors."""
     length = length_fn(item)
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 0 <= length <= MAX_LENGTH:
+    if not isinstance(length, (int, np.integer)) or not 0 <= length <= MAX_LENGTH:
         raise ValueError(f"{name} must return an int from 0 to {MAX_LENGTH}, got {length!r} for {item!r:.60}")
     return int(length)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...utils.checks import check_choice, check_int
 from .compression import COMPRESSIONS
 from .lengths import lengths_path, read_lengths
 from .reader import FORMATS, ChunkError, chunk_errors
@@ -68,7 +67,11 @@ class Manifest:
                 content = json.loads(path.read_bytes())
             chunks = content.pop("chunks")
             manifest = Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
-            manifest._check()
+            for number, chunk in enumerate(manifest.chunks or ()):
+                if chunk.file != manifest.file_name(number):
+                    raise ValueError(
+                        f"file of chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}"
+                    )
             return manifest
         except ChunkError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
@@ -78,17 +81,6 @@ class Manifest:
             ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
-
-    def _check(self) -> None:
-        """Check the entries of a file that may have been damaged."""
-        check_choice("format", self.format, CHUNK_FORMATS)
-        check_choice("compression", self.compression, COMPRESSIONS)
-        check_int("items_per_chunk", self.items_per_chunk, minimum=1)
-        for number, chunk in enumerate(self.chunks or ()):
-            if chunk.file != self.file_name(number):
-                raise ValueError(f"file of chunk {number} must be {self.file_name(number)!r}, got {chunk.file!r}")
-            check_int(f"items of {chunk.file}", chunk.items, minimum=1)
-            check_int(f"bytes of {chunk.file}", chunk.bytes, minimum=1)
 
     def lengths(self, folder: AnyPath) -> NDArray[np.int64]:
         """Read the lengths of all items, in the order of the chunks.

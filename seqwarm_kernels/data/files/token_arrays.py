@@ -78,20 +78,14 @@ def _of_llm_c(file: DataFile, version: int, dtype: np.dtype[Any]) -> TokenArray:
     header = file.read(_INT32, 0, _HEADER_INTS)
     if header[1] != version:
         raise file.error_at(4, f"the version of the header is {header[1]}, expected {version}")
-    if header[2] < 0:
-        raise file.error_at(8, f"the number of tokens is {header[2]}")
     return TokenArray(file, dtype, header.nbytes, int(header[2]))
 
 
 def _of_npy(file: DataFile) -> TokenArray:
     try:
-        with file.local.open("rb") as opened:
-            version = np.lib.format.read_magic(opened)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(opened)
-            first_byte = opened.tell()
+        array = np.load(file.local, mmap_mode="r")  # reads the header only
     except Exception as error:  # NumPy raises errors of many types for a damaged header
-        raise file.error_at(0, f"the header of a .npy file is damaged: {error}") from error
-    if len(shape) != 1 or dtype.kind not in "iu":
-        raise file.error_at(0, f"the array must hold ints in one dimension, got {dtype} of shape {shape}")
-    return TokenArray(file, dtype, first_byte, shape[0])
+        raise file.error_at(0, f"the .npy file is damaged: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise file.error_at(0, f"the array must hold ints in one dimension, got {array.dtype} of shape {array.shape}")
+    return TokenArray(file, array.dtype, array.offset, len(array))

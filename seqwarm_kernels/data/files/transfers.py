@@ -31,17 +31,13 @@ _REFUSALS = (ImportError, NotImplementedError, TypeError, ValueError)
 _MAX_READERS = 8
 
 
-def with_retries(call: Callable[[], T], place: object = None) -> T:
+def with_retries(call: Callable[[], T], place: object) -> T:
     """Call again after an error that may pass, such as a connection that was cut.
 
     The error of the last attempt is shown without those that led to it, since they may hold credentials.
 
-    Args:
-        call: what is tried.
-        place: names the file in the error, as its `filename`.
-
     Raises:
-        OSError: the last attempt failed. Errors that another attempt does not change are raised at once.
+        OSError: the last attempt failed, or another one would not help. Its `filename` is that of `place`.
         ImportError: the package of the store is missing.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
@@ -57,8 +53,6 @@ def with_retries(call: Callable[[], T], place: object = None) -> T:
     except ImportError:
         raise
     except Exception as error:  # each file system raises its own
-        if isinstance(error, _REFUSALS) and place is None:
-            raise
         failure = _as_os_error(error, place)
     raise failure from None
 
@@ -75,7 +69,7 @@ def _as_os_error(error: Exception, place: object) -> OSError:
     elif code == errno.EIO:
         attempts = f"{len(_WAITS) + 1} attempts failed, the last with " if _may_pass(error) else ""
         problem = f"{attempts}{type(error).__name__}: {without_secrets(str(error))}"
-    return OSError(code, problem, *(() if place is None else (str(place),)))  # of the subclass for the code
+    return OSError(code, problem, str(place))  # of the subclass for the code
 
 
 def check_size(received: int, expected: int | None) -> None:
