@@ -37,10 +37,7 @@ class DataFile:
     def size(self) -> int:
         """Size in bytes when it was first asked for."""
         with chunk_errors(self.path), self.local.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-        if not size:
-            raise self.error("the file is empty")
-        return size
+            return os.fstat(file.fileno()).st_size
 
     def read(self, dtype: np.dtype[Any], first_byte: int, count: int) -> NDArray[Any]:
         """Read `count` values of `dtype` that begin at a byte."""
@@ -81,11 +78,7 @@ def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) 
 
 
 def as_token_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype of ints. NumPy raises a TypeError if there is no such dtype.
-
-    Raises:
-        ValueError: It is a dtype of other values.
-    """
+    """Return a dtype of ints. NumPy raises a TypeError if there is no such dtype."""
     found = np.dtype(dtype)
     if found.kind not in "iu":
         raise ValueError(f"{name} must be a NumPy dtype of ints such as 'uint16', got {found}")

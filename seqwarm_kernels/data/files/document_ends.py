@@ -42,10 +42,6 @@ def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyP
         array: the tokens.
         separator: the token between documents.
         index_folder: where the boundaries are kept; None: beside the file.
-
-    Raises:
-        ChunkError: The file cannot be read, or the token does not occur.
-        OSError: The boundaries cannot be written.
     """
     path = _index_path(array.file.local, separator, index_folder)
     facts = array.file.local.stat()
@@ -63,13 +59,7 @@ def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyP
 
 
 def given_boundaries(array: TokenArray, ends: object) -> IntArray:
-    """The boundaries of documents that end at `ends`: ints, or the path or URL of a .npy file of them.
-
-    Raises:
-        TypeError: `ends` are not ints in one dimension.
-        ValueError: `ends` decrease, or the last one is not the number of tokens.
-        ChunkError: The .npy file cannot be read.
-    """
+    """The boundaries of documents that end at `ends`: ints, or the path or URL of a .npy file of them."""
     found = np.asarray(_load_ends(check_location("document_ends", ends)) if is_path(ends) else ends)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise TypeError(f"document_ends must be ints in one dimension, got {found.dtype} of shape {found.shape}")

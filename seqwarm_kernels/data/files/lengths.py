@@ -27,8 +27,7 @@ def lengths_path(chunk_path: AnyPath) -> AnyPath:
 def read_lengths(path: AnyPath, items: int, begin: int = 0, end: int | None = None) -> NDArray[np.int64]:
     """Read the lengths of the items from `begin` to before `end` (None: to the last one), int64. No others are read.
 
-    Raises:
-        ChunkError: The lengths are missing or invalid, or not those of this number of items.
+    A `ChunkError` says if they are missing or damaged, or not those of this number of items.
     """
     end = items if end is None else end
     try:
@@ -56,11 +55,7 @@ def write_lengths(path: AnyPath, items: Iterable[Any], length_fn: Callable[[Any]
 
 
 def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int]) -> bool:
-    """Whether the file has valid lengths. The lengths of a few items are compared with `length_fn`.
-
-    Raises:
-        ValueError: `length_fn` returns another length than the one stored.
-    """
+    """Whether the file has the lengths. Those of a few items are compared with `length_fn`."""
     try:
         lengths = read_lengths(path, len(items))
     except ChunkError:
@@ -76,14 +71,7 @@ def check_lengths(
     length_fn: Callable[[Any], int],
     advice: str = "write these items into another folder",
 ) -> None:
-    """Count a few items of a file again.
-
-    Args:
-        advice: what to do if `length_fn` is right.
-
-    Raises:
-        ValueError: `length_fn` returns another length than the one stored.
-    """
+    """Count a few items of a file again. `advice` says what to do if `length_fn` is right."""
     for index in np.linspace(0, len(items) - 1, _SPOT_CHECKS).astype(int).tolist():
         stored, counted = int(lengths[index]), count_length(length_fn, items[index])
         if stored != counted:

@@ -41,7 +41,6 @@ class Manifest:
     items_per_chunk: int
     length_fn: str | None  #: name of the function that counted the lengths, None without lengths
     chunks: tuple[Chunk, ...] | None = None  #: None until all are written
-    blank_items: int = 0  #: number of blank items that were left out
 
     @property
     def items(self) -> int:
@@ -56,43 +55,23 @@ class Manifest:
 
     @staticmethod
     def read(folder: AnyPath) -> Manifest:
-        """Read the manifest of `folder`.
-
-        Raises:
-            ValueError: The manifest is missing or invalid.
-        """
+        """Read the manifest of `folder`. A `ChunkError` says if it is missing or damaged."""
         path = folder / MANIFEST
+        with chunk_errors(path):
+            content = path.read_bytes()
         try:
-            with chunk_errors(path):
-                content = json.loads(path.read_bytes())
-            chunks = content.pop("chunks")
-            manifest = Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
+            entries = json.loads(content)
+            chunks = entries.pop("chunks")
+            manifest = Manifest(**entries, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
             for number, chunk in enumerate(manifest.chunks or ()):
                 if chunk.file != manifest.file_name(number):
-                    raise ValueError(
-                        f"file of chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}"
-                    )
+                    raise ValueError(f"chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}")
             return manifest
-        except ChunkError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            raise ValueError(
-                f"{folder} has no {MANIFEST}: write its items with write_chunks, or pass its .txt or .jsonl files"
-            ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
 
     def lengths(self, folder: AnyPath) -> NDArray[np.int64]:
-        """Read the lengths of all items, in the order of the chunks.
-
-        Returns:
-            (items,) int64.
-
-        Raises:
-            ValueError: The folder has no lengths, holds Parquet files, or lengths are missing or invalid.
-        """
-        if self.format == "parquet":
-            raise ValueError(f"{folder} holds Parquet files: their lengths are those of ParquetSource")
+        """Read the lengths of all items, in the order of the chunks, (items,) int64."""
         if self.length_fn is None:
             raise ValueError(f"{folder} has no lengths: call write_chunks with length_fn")
 

@@ -109,12 +109,7 @@ def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
 
 
 def as_content(items: Iterable[Any], item_format: str) -> bytes:
-    """The content of a file of items, for a key of `FORMATS`.
-
-    Raises:
-        TypeError: The type of an item cannot be written.
-        ValueError: An item has several lines, or cannot be encoded as UTF-8.
-    """
+    """The content of a file of items, for a key of `FORMATS`."""
     as_line = _text_line if item_format == "text" else _json_line
     content = b"".join([as_line(item).encode() + b"\n" for item in items])
     # Readers skip one byte-order mark, so content that begins with one gets another.

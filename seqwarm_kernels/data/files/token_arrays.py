@@ -41,10 +41,6 @@ def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
     Args:
         file: the file.
         dtype: of a token; None: that of the header, else `DEFAULT_DTYPE`.
-
-    Raises:
-        ChunkError: The file is missing, empty, of another format, or damaged. The message names the place.
-        ValueError: The header says another dtype, or the tokens of a file without one have another than the default.
     """
     start = file.read(np.dtype(np.uint8), 0, min(file.size, 8)).tobytes()
     for magic, kind in _FOREIGN.items():

@@ -34,11 +34,8 @@ _MAX_READERS = 8
 def with_retries(call: Callable[[], T], place: object) -> T:
     """Call again after an error that may pass, such as a connection that was cut.
 
-    The error of the last attempt is shown without those that led to it, since they may hold credentials.
-
-    Raises:
-        OSError: the last attempt failed, or another one would not help. Its `filename` is that of `place`.
-        ImportError: the package of the store is missing.
+    The error becomes an OSError that names `place`. It is shown without those that led to it, since they may hold
+    credentials.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
@@ -73,11 +70,7 @@ def _as_os_error(error: Exception, place: object) -> OSError:
 
 
 def check_size(received: int, expected: int | None) -> None:
-    """Compare the bytes received with the size that the store reports. None: it reports none.
-
-    Raises:
-        OSError: They differ. Another attempt may receive all.
-    """
+    """The bytes received must be as many as the store reports, where it does. Another attempt may receive all."""
     if expected is not None and received != expected:
         raise OSError(f"{received:,} bytes received, expected {expected:,}")
 

@@ -81,7 +81,6 @@ class _Writer:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
         self._chunks: list[Chunk] = []
         self._items: list[Any] = []  #: of the next chunk
-        self._blank_count = 0
         self._finished: int | None = None  #: number of chunks of an earlier run that ended
 
     def check_settings(self) -> bool:
@@ -100,7 +99,6 @@ class _Writer:
 
     def add(self, item: Any) -> None:
         if self._manifest.format == "text" and isinstance(item, str) and not item.strip():
-            self._blank_count += 1
             return
         self._items.append(item)
         if len(self._items) == self._manifest.items_per_chunk:
@@ -135,11 +133,11 @@ class _Writer:
         if self._items:
             self._write_chunk()
         if not self._chunks:
-            raise ValueError(f"items must hold at least one that is not blank, got {self._blank_count} blank ones")
+            raise ValueError("items must hold at least one that is not blank, got none")
         surplus = self._folder / self._manifest.file_name(len(self._chunks))
         if surplus.exists():
             raise ValueError(f"{surplus} comes after the last of these items: the folder holds chunks of other items")
-        manifest = replace(self._manifest, chunks=tuple(self._chunks), blank_items=self._blank_count)
+        manifest = replace(self._manifest, chunks=tuple(self._chunks))
         manifest.write(self._folder)
         return manifest
 
