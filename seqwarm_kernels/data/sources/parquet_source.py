@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..batch_planning.plan import IntArray
-from ..files.lengths import check_lengths, read_lengths, read_some_lengths, write_lengths
+from ..files.lengths import check_lengths, read_lengths, write_lengths
 from ..files.parquet_files import open_parquet_files
 from ..files.reader import ChunkError
 from ..files.remote import PathLike
@@ -110,7 +110,7 @@ class ParquetSource(ChunkedSource):
             return items
         if self._are_beside:
             first = sum(file.rows[:number])
-            lengths = read_some_lengths(file.lengths_path, sum(file.rows), first, first + len(items))
+            lengths = read_lengths(file.lengths_path, sum(file.rows), first, first + len(items))
         assert lengths is not None
         return list(zip(items, lengths.tolist(), strict=True))
 
