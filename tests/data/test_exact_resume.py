@@ -75,8 +75,9 @@ def served(source, count):
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("write", [write_parquet, write_mds], ids=["parquet", "mds"])
-def test_a_restart_at_any_moment_changes_nothing(tmp_path_factory, write, examples):
+def test_a_restart_at_any_moment_changes_nothing(tmp_path_factory, monkeypatch, write, examples):
     pytest.importorskip("pyarrow") if write is write_parquet else need_mds()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
     @settings(max_examples=examples)
     @given(st.data())

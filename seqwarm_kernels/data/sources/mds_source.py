@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..files.columns import as_columns
 from ..files.data_file import as_token_dtype
 from ..files.mds import open_mds
 from ..files.remote import PathLike, check_named_once
@@ -15,9 +16,9 @@ from .document_source import DocumentSource
 class MDSSource(DocumentSource):
     """Tokens or texts in MosaicML's MDS shards. Needs the package mosaicml-streaming.
 
-    Items are arrays of tokens, (tokens,), or texts, or dicts of these from several columns. A compressed shard is
-    unpacked beside the compressed file when it is first read, as mosaicml-streaming does, or in ~/.cache if that folder
-    cannot be written. Order, restoring and ranks are as in `TokenSource`.
+    Items are arrays of tokens, (tokens,), or texts, or dicts of these from several columns. Their lengths are those of
+    the first column, and those of a text are its bytes in UTF-8. A compressed shard is unpacked among the copies of
+    files at URLs when it is first read. Order, restoring and ranks are as in `TokenSource`.
 
     Args:
         folders: a folder with an index.json, also a merged one, and its shards, or folders, in order, or URLs of
@@ -31,7 +32,7 @@ class MDSSource(DocumentSource):
     Raises:
         ImportError: mosaicml-streaming is not installed.
         ValueError: a folder is named twice, there is no such column, its encoding is another one, or `dtype` is missing
-            or another one: that of bytes is seen when they are first read.
+            or too narrow, which is seen when a shard is first read.
         ChunkError: An index is missing or damaged. A shard that is missing or damaged raises it when it is read.
     """
 
@@ -47,15 +48,6 @@ class MDSSource(DocumentSource):
         super().__init__(buffer_size=buffer_size, **order)
         paths = check_locations("folders", folders, "a folder of MDS shards, or a list of them")
         dtype = None if dtype is None else as_token_dtype("dtype", dtype)
-        columns = column if isinstance(column, str) else tuple(column)
-        shards = [shard for path in paths for shard in open_mds(path, columns, dtype)]
+        shards = [shard for path in paths for shard in open_mds(path, as_columns(column), dtype)]
         check_named_once("folders", [shard.file.path for shard in shards], "shard")
         self._set_files(shards)
-
-    def lengths(self) -> Any:
-        """The number of tokens of each document of all ranks, in the order of the files, (documents,) int64.
-
-        For a column of text, the number of bytes in UTF-8. Of several columns, those of the first. Tokens are read only
-        if another column varies in size.
-        """
-        return super().lengths()
