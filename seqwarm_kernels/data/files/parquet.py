@@ -1,13 +1,18 @@
-"""Parquet files: columns of texts or lists of ints, and their lengths. Needs pyarrow. Errors name the row group."""
+"""Parquet files: columns of texts or lists of ints, and their lengths. Needs pyarrow.
+
+pyarrow's data sets are not used: their error about a damaged page names neither file nor row group, and a read from a
+store that failed is not tried again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -17,8 +22,6 @@ from ...utils.checks import needs
 from .columns import Columns, check_no_labels, names_of
 from .reader import ChunkError, reason_of
 from .remote import AnyPath, file_size, open_file, read_range
-
-T = TypeVar("T")
 
 SUFFIX = ".parquet"
 
@@ -44,54 +47,48 @@ class ParquetFile:
     column: Columns
     kinds: dict[str, str]  #: name of a column of items -> "text", or "tokens", which are lists of ints
 
-    def items(self, group: int, length_column: str | None = None) -> tuple[list[Any], NDArray[np.int64] | None]:
-        """The items of a row group: strings or NumPy arrays, or dicts of these.
-
-        Returns:
-            The items. Their lengths in `length_column`, or those of the arrays in the first column, (items,) int64;
-            None for text without a column of lengths.
-        """
-        columns = self._read(group, [*self.kinds, *([length_column] if length_column else [])], length_column)
-        lengths = _lengths(columns[length_column or self.first]) if length_column or not self.holds_text else None
-        values = [_values(columns[name]) for name in self.kinds]
+    def items(self, group: int) -> list[Any]:
+        """The items of a row group: strings or NumPy arrays, or dicts of these."""
+        with _opened(self.path, f"row group {group}") as file:
+            table = self._table(file, group, [*self.kinds])
+            values = [_values(table.column(name), kind) for name, kind in self.kinds.items()]
         if isinstance(self.column, str):
-            return values[0], lengths
-        return [dict(zip(self.kinds, row, strict=True)) for row in zip(*values, strict=True)], lengths
+            return values[0]
+        return [dict(zip(self.kinds, row, strict=True)) for row in zip(*values, strict=True)]
 
-    def lengths(self, group: int, length_column: str | None) -> NDArray[np.int64]:
+    def lengths(self, group: int, length_column: str | None = None) -> NDArray[np.int64]:
         """The lengths of a row group in a column, or those of the lists in its first column, (items,) int64."""
-        name = length_column or self.first
-        return _lengths(self._read(group, [name], length_column)[name])
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-    @property
-    def first(self) -> str:
-        """The column that tells lengths."""
-        return next(iter(self.kinds))
+        with _opened(self.path, f"row group {group}") as file:
+            column = self._table(file, group, [length_column or self._first]).column(0)
+            lengths = pc.list_value_length(column) if length_column is None else column.cast(pa.uint32())
+            return np.asarray(lengths, np.int64)
 
     @property
     def holds_text(self) -> bool:
-        return self.kinds[self.first] == "text"
+        """Whether the first column, which tells the lengths, is text."""
+        return self.kinds[self._first] == "text"
 
-    def _read(self, group: int, names: Sequence[str], length_column: str | None) -> dict[str, Any]:
-        """Columns without nulls, that of lengths as uint32."""
+    @property
+    def _first(self) -> str:
+        return next(iter(self.kinds))
 
-        def read(file: Any) -> dict[str, Any]:
-            import pyarrow as pa
+    def _table(self, file: Any, group: int, names: Sequence[str]) -> Any:
+        """Columns of a row group, which have no nulls."""
+        import pyarrow.compute as pc
 
-            table = file.read_row_group(group, columns=names)
-            table.validate(full=True)
-            if len(table) != self.rows[group]:
-                raise ValueError(f"{len(table)} rows, the footer said {self.rows[group]}")
-            columns = {name: table.column(name).combine_chunks() for name in names}
-            for name, column in columns.items():
-                nulls = column.null_count + (column.flatten().null_count if _is_list_of_ints(column.type) else 0)
-                if nulls:
-                    raise ValueError(f"column {name!r} has {nulls} nulls")
-            if length_column is not None:
-                columns[length_column] = columns[length_column].cast(pa.uint32())
-            return columns
-
-        return _read(self.path, f"row group {group}", read)
+        table = file.read_row_group(group, columns=names)
+        table.validate(full=True)
+        if len(table) != self.rows[group]:
+            raise ValueError(f"{len(table)} rows, the footer said {self.rows[group]}")
+        for name in names:
+            column = table.column(name)
+            nulls = column.null_count + (pc.list_flatten(column).null_count if _is_list_of_ints(column.type) else 0)
+            if nulls:
+                raise ValueError(f"column {name!r} has {nulls} nulls")
+        return table
 
     @cached_property
     def lengths_path(self) -> AnyPath:
@@ -116,35 +113,31 @@ def open_parquet(path: AnyPath, column: Columns | None, length_column: str | Non
     Raises:
         ChunkError: The file is missing, damaged, truncated or not Parquet, or has other columns.
     """
-
-    def read(opened: Any) -> ParquetFile:
-        schema = opened.schema_arrow
-        found = column or _only_column(schema.names, length_column)
-        for argument, name in [*(("column", each) for each in names_of(found)), ("length_column", length_column)]:
-            if name is not None and schema.get_field_index(name) < 0:
-                raise ValueError(f"{argument} must be one of the file's {', '.join(schema.names)}, got {name!r}")
+    with _opened(path, "the footer") as file:
+        schema = file.schema_arrow
+        found = _only_column(schema.names, length_column) if column is None else column
         kinds = {name: _kind(schema.field(name)) for name in names_of(found)}
+        if length_column is not None:
+            schema.field(length_column)
         if isinstance(found, str) and kinds[found] == "tokens":
             check_no_labels(found, [field.name for field in schema if _is_list_of_ints(field.type)])
         # In a damaged file a column of a row group may abort the process, so none is asked for its size.
-        groups = range(opened.metadata.num_row_groups)
-        rows = tuple(opened.metadata.row_group(number).num_rows for number in groups)
+        rows = tuple(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
         return ParquetFile(path, rows, file_size(path), found, kinds)
 
-    return _read(path, "the footer", read)
 
-
-def _read(path: AnyPath, place: str, read: Callable[[Any], T]) -> T:
-    """Call `read` with the opened file."""
+@contextmanager
+def _opened(path: AnyPath, place: str) -> Iterator[Any]:
+    """The opened file. Errors of reading it name the place."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with open_file(path) as file:
-            return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
+            yield pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True)
     except FileNotFoundError as error:
         raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
+    except (KeyError, OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ChunkError(path, None, f"{place}: {reason}") from error
 
@@ -174,15 +167,8 @@ def _is_list_of_ints(kind: Any) -> bool:
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_boolean(kind.value_type)))
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: Any, kind: str) -> list[Any]:
     """Strings, or arrays. These are copied, so that an item that is kept does not keep its row group in memory."""
-    if not _is_list_of_ints(column.type):
+    if kind == "text":
         return list(column.to_pylist())
-    return [array.copy() for array in column.to_numpy(zero_copy_only=False)]
-
-
-def _lengths(column: Any) -> NDArray[np.int64]:
-    """The values of a column of lengths, or the lengths of lists."""
-    import pyarrow.compute as pc
-
-    return np.asarray(pc.list_value_length(column) if _is_list_of_ints(column.type) else column, dtype=np.int64)
+    return [array.copy() for array in column.to_numpy()]

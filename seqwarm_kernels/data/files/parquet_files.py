@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
+from .columns import Columns
 from .manifest import MANIFEST, Manifest
 from .parquet import SUFFIX, ParquetFile, check_pyarrow, open_parquet
 from .reader import ChunkError, chunk_errors
@@ -16,41 +16,28 @@ _THREADS = 16
 
 
 def open_parquet_files(
-    paths: list[AnyPath], column: str | Iterable[str] | None, length_column: str | None, on_error: str
-) -> tuple[list[ParquetFile], dict[str, str]]:
-    """Open the files of folders and files, whose columns of items must be of one kind.
-
-    Returns:
-        The files, and the reasons why others were skipped.
+    paths: list[AnyPath], column: Columns | None, length_column: str | None
+) -> Iterator[ParquetFile | ChunkError]:
+    """Open the files of folders and files. An error takes the place of a file that cannot be read or differs in kind.
 
     Raises:
-        ChunkError: A file cannot be read or has other columns, and `on_error` is "raise".
-        ValueError: There are no files, one is named twice, or all were skipped.
+        ValueError: There are no files, or one is named twice.
     """
 
     def opened(path: AnyPath) -> ParquetFile | ChunkError:
         try:
-            return open_parquet(path, columns, length_column)
+            return open_parquet(path, column, length_column)
         except ChunkError as error:
             return error
 
     check_pyarrow()
-    columns = column if column is None or isinstance(column, str) else tuple(column)
-    files: list[ParquetFile] = []
-    skipped: dict[str, str] = {}
+    first = None
     for found in read_ahead(opened, _find(paths), _THREADS):
-        if isinstance(found, ParquetFile) and files and found.kinds != files[0].kinds:
-            found = ChunkError(found.path, None, f"has columns {found.kinds}, {files[0].path} has {files[0].kinds}")
         if isinstance(found, ParquetFile):
-            files.append(found)
-        elif on_error == "raise":
-            raise found
-        else:
-            warnings.warn(f"skipped: {found}", stacklevel=3)
-            skipped[str(found.path)] = str(found)
-    if not files:
-        raise ValueError(f"paths must hold a file that can be read, all {len(skipped)} were skipped")
-    return files, skipped
+            first = first or found
+            if found.kinds != first.kinds:
+                found = ChunkError(found.path, None, f"has columns {found.kinds}, {first.path} has {first.kinds}")
+        yield found
 
 
 def _find(paths: list[AnyPath]) -> list[AnyPath]:
@@ -67,7 +54,7 @@ def _find(paths: list[AnyPath]) -> list[AnyPath]:
         elif has_suffix:
             files.append(path)
         else:
-            raise ValueError(f"paths must be folders or end in {SUFFIX}, got {path}")
+            raise ValueError(f"paths must be folders that exist, or end in {SUFFIX}, got {path}")
     check_named_once("paths", files, "file")
     return files
 

@@ -24,17 +24,20 @@ def has_parquet_items(path: AnyPath, items: Sequence[Any], length_fn: Callable[[
     """
     if not path.exists():
         return False
-    length_column = None if length_fn is None else LENGTH_COLUMN
     try:
-        file = open_parquet(path, None, length_column)
-        found, lengths = file.items(0, length_column)
+        file = open_parquet(path, _column_of(items), None if length_fn is None else LENGTH_COLUMN)
+        found = file.items(0)
+        if len(found) != len(items) or not all(map(_same, found, items)):
+            raise ValueError(f"{path} holds other items than these; write them into another folder")
+        if length_fn is not None:
+            check_lengths(path, items, file.lengths(0, LENGTH_COLUMN), length_fn)
     except ChunkError:
         return False
-    if len(found) != len(items) or not all(map(_same, found, items)):
-        raise ValueError(f"{path} holds other items than these; write them into another folder")
-    if length_fn is not None and lengths is not None:
-        check_lengths(path, items, lengths, length_fn)
-    return file.column in (TEXT_COLUMN, TOKENS_COLUMN)
+    return True
+
+
+def _column_of(items: Sequence[Any]) -> str:
+    return TEXT_COLUMN if all(isinstance(item, str) for item in items) else TOKENS_COLUMN
 
 
 def _same(stored: Any, item: Any) -> bool:
@@ -51,8 +54,8 @@ def as_parquet(items: Sequence[Any], compression: str, length_fn: Callable[[Any]
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    is_text = all(isinstance(item, str) for item in items)
-    columns = {TEXT_COLUMN: pa.array(items, pa.string())} if is_text else {TOKENS_COLUMN: _token_lists(items)}
+    name = _column_of(items)
+    columns = {name: pa.array(items, pa.string()) if name == TEXT_COLUMN else _token_lists(items)}
     if length_fn is not None:
         columns[LENGTH_COLUMN] = pa.array([count_length(length_fn, item) for item in items], pa.uint32())
     sink = pa.BufferOutputStream()

@@ -103,11 +103,11 @@ class BlockSource(ABC):
                 f"{self._position} of block {self._block}, got {len(block)}"
             )
 
-    def _numbers(self, per_block: int, total: int) -> IntArray:
-        """Which of `total` parts this rank reads in the open block, in the order of the epoch. None after the last."""
+    def _numbers(self, per_block: int, total: int, *, blocks: int = 1) -> IntArray:
+        """Which of `total` parts this rank reads in the open block, and in `blocks` - 1 later ones, in their order."""
         order = self.order
         first = order.rank + self._block * per_block * order.world_size
-        positions = np.arange(first, min(total, first + per_block * order.world_size), order.world_size)
+        positions = np.arange(first, min(total, first + blocks * per_block * order.world_size), order.world_size)
         return permuted(positions, total, order.seed, self.epoch) if order.shuffle else positions
 
     def _shuffled(self, items: list[Any]) -> list[Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..batch_planning.plan import IntArray
 from ..files.lengths import lengths_path, read_lengths
 from ..files.manifest import Manifest
 from ..files.reader import chunk_errors, format_of, read_chunk
-from ..files.remote import AnyPath, PathLike, file_size, is_path
+from ..files.remote import AnyPath, PathLike, file_size
 from .base import check_locations, fingerprint
 from .chunked_source import ChunkedSource
 
@@ -60,69 +59,55 @@ class ChunkSource(ChunkedSource):
         on_error: str = "raise",
         **order: Any,
     ) -> None:
-        self._files = _find(paths, with_lengths)
-        super().__init__(
-            buffer_chunks=buffer_chunks,
-            with_lengths=with_lengths,
-            on_error=on_error,
-            num_chunks=len(self._files),
-            reads_ahead=not all(isinstance(file.path, Path) for file in self._files),
-            **order,
-        )
+        super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
+        found = check_locations("paths", paths, "a folder of write_chunks, or files")
+        with chunk_errors(found[0]):
+            if len(found) == 1 and not found[0].exists():
+                raise ValueError(f"paths must exist, got {str(found[0])!r}: no such file or folder")
+            is_folder = len(found) == 1 and found[0].is_dir()
+        manifest = _finished_manifest(found[0]) if is_folder else None
+        self._has_lengths = manifest is not None and manifest.length_fn is not None
+        files = _files(found) if manifest is None else _files_in(found[0], manifest)
+        self._set_chunks(files, found)
         # The names and sizes of the files: the folder may be moved, and no file is read.
-        self._fingerprint = fingerprint([(file.path.name, file.items, file.bytes) for file in self._files])
+        self._fingerprint = fingerprint([(file.path.name, file.items, file.bytes) for file in files])
 
-    def lengths(self) -> IntArray:
-        """The lengths that `write_chunks` stored, of all ranks, in the order of the files, (items,) int64.
+    def _check_has_lengths(self) -> None:
+        if not self._has_lengths:
+            raise ValueError(f"lengths need a folder of write_chunks with length_fn, got {self._chunks[0].path}")
 
-        Raises:
-            ValueError: `paths` is not a folder of `write_chunks` with lengths.
-        """
-        first = self._files[0]
-        if first.items is None:
-            raise ValueError(f"lengths need a folder of write_chunks, {first.path} is a file")
-        return Manifest.read(first.path.parent).lengths(first.path.parent)
+    def _items(self, chunk: _File) -> list[Any]:
+        return read_chunk(chunk.path, chunk.items, chunk.bytes)
 
-    def _load(self, chunk: int) -> list[Any]:
-        file = self._files[chunk]
-        items = read_chunk(file.path, file.items, file.bytes)
-        if not self.with_lengths:
-            return items
-        lengths = read_lengths(lengths_path(file.path), len(items))
-        return list(zip(items, lengths.tolist(), strict=True))
+    def _lengths(self, chunk: _File) -> IntArray:
+        assert chunk.items is not None
+        return read_lengths(lengths_path(chunk.path), chunk.items)
 
-    def _name_of(self, chunk: int) -> str:
-        return str(self._files[chunk].path)
+    def _name_of(self, chunk: _File) -> str:
+        return str(chunk.path)
 
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), "files": self._fingerprint}
 
 
-def _find(paths: PathLike | Iterable[PathLike], with_lengths: bool) -> list[_File]:
-    found = check_locations("paths", paths, "a folder of write_chunks, or files")
-    with chunk_errors(found[0]):
-        is_missing, is_folder = is_path(paths) and not found[0].exists(), len(found) == 1 and found[0].is_dir()
-    if is_missing:
-        raise ValueError(f"paths must exist, got {str(found[0])!r}: no such file or folder")
-    if is_folder:
-        return _in_folder(found[0], with_lengths)
-    if with_lengths:
-        raise ValueError(f"with_lengths needs a folder of write_chunks, got {found[0]}")
-    for path in found:
-        format_of(path)
-    with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
-        return [_File(path, None, size) for path, size in zip(found, pool.map(_size, found), strict=True)]
-
-
-def _in_folder(folder: AnyPath, with_lengths: bool) -> list[_File]:
+def _finished_manifest(folder: AnyPath) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest.format == "parquet":
         raise ValueError(f"{folder} holds Parquet files: use ParquetSource")
     if manifest.chunks is None:
         raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
-    if with_lengths and manifest.length_fn is None:
-        raise ValueError(f"with_lengths needs lengths, {folder} has none: call write_chunks with length_fn")
-    return [_File(folder / chunk.file, chunk.items, chunk.bytes) for chunk in manifest.chunks]
+    return manifest
+
+
+def _files_in(folder: AnyPath, manifest: Manifest) -> list[_File]:
+    return [_File(folder / chunk.file, chunk.items, chunk.bytes) for chunk in manifest.chunks or ()]
+
+
+def _files(paths: list[AnyPath]) -> list[_File]:
+    for path in paths:
+        format_of(path)
+    with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
+        return [_File(path, None, size) for path, size in zip(paths, pool.map(_size, paths), strict=True)]
 
 
 def _size(path: AnyPath) -> int | None:

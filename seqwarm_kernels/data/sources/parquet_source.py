@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..batch_planning.plan import IntArray
+from ..files.columns import as_columns
 from ..files.lengths import check_lengths, read_lengths, read_some_lengths, write_lengths
+from ..files.parquet import ParquetFile
 from ..files.parquet_files import open_parquet_files
 from ..files.reader import ChunkError
 from ..files.remote import PathLike
-from ..files.transfers import read_ahead
 from .base import check_locations, fingerprint
 from .chunked_source import ChunkedSource
 
-_THREADS = 16
+_RowGroup = tuple[ParquetFile, int]  #: and its number in the file
 _WANTED = "folders or .parquet files"
 
 
@@ -62,64 +61,46 @@ class ParquetSource(ChunkedSource):
         on_error: str = "raise",
         **order: Any,
     ) -> None:
+        super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
+        files = []
+        columns = None if column is None else as_columns(column)
+        for found in open_parquet_files(check_locations("paths", paths, _WANTED), columns, length_column):
+            if isinstance(found, ParquetFile):
+                files.append(found)
+            else:
+                self._skip(str(found.path), found)
         self._length_column = length_column
-        locations = check_locations("paths", paths, _WANTED)
-        files, skipped = open_parquet_files(locations, column, length_column, on_error)
-        self._files = [file for file in files if sum(file.rows)]
-        self._groups = [(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
-        super().__init__(
-            buffer_chunks=buffer_chunks,
-            with_lengths=with_lengths,
-            on_error=on_error,
-            num_chunks=len(self._groups),
-            reads_ahead=not all(isinstance(file.path, Path) for file in files),
-            **order,
-        )
-        self.skipped |= skipped
-        self._are_beside = with_lengths and self._lengths_are_beside()
+        row_groups = [(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
+        self._set_chunks(row_groups, [file.path for file in files])
         self._fingerprint = fingerprint([(file.path.name, file.rows, file.bytes) for file in files])
 
-    def _lengths_are_beside(self) -> bool:
-        """Whether `count_lengths` has written the lengths. Else a column or lists of tokens must tell them."""
-        if self._length_column is not None:
-            return False
-        first = self._files[0]
-        if first.holds_text and not first.lengths_path.exists():
+    @cached_property
+    def _are_beside(self) -> bool:
+        """Whether `count_lengths` has written the lengths. Else a column or lists of tokens tell them."""
+        return self._length_column is None and self._chunks[0][0].lengths_path.exists()
+
+    def _check_has_lengths(self) -> None:
+        first = self._chunks[0][0]
+        if self._length_column is None and first.holds_text and not self._are_beside:
             raise ValueError(f"{first.path} has no lengths: call count_lengths, or pass length_column")
-        return first.lengths_path.exists()
 
-    def lengths(self) -> IntArray:
-        """The number of tokens of each item of all ranks, in the order of the files, (items,) int64.
+    def _items(self, chunk: _RowGroup) -> list[Any]:
+        file, number = chunk
+        return file.items(number)
 
-        The items are not read if a column or `count_lengths` has the lengths.
+    def _lengths(self, chunk: _RowGroup) -> IntArray:
+        file, number = chunk
+        if not self._are_beside:
+            return file.lengths(number, self._length_column)
+        begin = sum(file.rows[:number])
+        return read_some_lengths(file.lengths_path, sum(file.rows), begin, begin + file.rows[number])
 
-        Raises:
-            ValueError: There are no lengths.
-            ChunkError: Lengths of a file are missing or cannot be read.
-        """
-        if self._lengths_are_beside():
-            found = read_ahead(lambda file: read_lengths(file.lengths_path, sum(file.rows)), self._files, _THREADS)
-        else:
-            found = read_ahead(lambda group: group[0].lengths(group[1], self._length_column), self._groups, _THREADS)
-        return np.concatenate([*found])
-
-    def _load(self, chunk: int) -> list[Any]:
-        file, number = self._groups[chunk]
-        items, lengths = file.items(number, self._length_column if self.with_lengths else None)
-        if not self.with_lengths:
-            return items
-        if self._are_beside:
-            first = sum(file.rows[:number])
-            lengths = read_some_lengths(file.lengths_path, sum(file.rows), first, first + len(items))
-        assert lengths is not None
-        return list(zip(items, lengths.tolist(), strict=True))
-
-    def _name_of(self, chunk: int) -> str:
-        file, number = self._groups[chunk]
+    def _name_of(self, chunk: _RowGroup) -> str:
+        file, number = chunk
         return f"{file.path}, row group {number}"
 
     def _configuration(self) -> dict[str, Any]:
-        column = self._files[0].column
+        column = self._chunks[0][0].column
         as_json = column if isinstance(column, str) else list(column)
         return {**super()._configuration(), "column": as_json, "files": self._fingerprint}
 
@@ -141,11 +122,13 @@ def count_lengths(
         ValueError: there are no files, one is named twice or cannot be read, or `length_fn` returns something else than
             a length, or another one than was counted before.
     """
-    files, _ = open_parquet_files(check_locations("paths", paths, _WANTED), column, None, "raise")
-    for file in files:
+    columns = None if column is None else as_columns(column)
+    for file in open_parquet_files(check_locations("paths", paths, _WANTED), columns, None):
+        if isinstance(file, ChunkError):
+            raise file
         if not (groups := [number for number, rows in enumerate(file.rows) if rows]):
             continue
-        items, target = (file.items(number)[0] for number in groups), file.lengths_path
+        items, target = (file.items(number) for number in groups), file.lengths_path
         try:
             counted = read_lengths(target, sum(file.rows))
         except ChunkError:
