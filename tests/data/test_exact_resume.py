@@ -99,7 +99,6 @@ def test_a_restart_at_any_moment_changes_nothing(tmp_path_factory, monkeypatch, 
         for stop in sorted(data.draw(st.lists(st.integers(0, count), max_size=3))):
             found += map(number_of, served(source, stop - len(found)))
             state = through_json(source.state_dict())
-            assert state["items"] == len(found)
             source = make(rank=rank, **order)
             source.load_state_dict(state)
         assert [*found, *map(number_of, served(source, count - len(found)))] == expected

@@ -24,7 +24,6 @@ from ..batch_planning.plan import IntArray
 from .columns import Columns, check_no_labels, names_of
 from .data_file import DataFile
 from .documents import DocumentFile, split
-from .reader import ChunkError
 from .remote import AnyPath, folder_of_copy
 
 INDEX = "index.json"  #: name of the file that lists the shards of a folder
@@ -121,24 +120,13 @@ class MDSShard(DocumentFile):
         itemsize = 1 if dtype is None else dtype.itemsize
         if size:
             return np.full(len(self), size // itemsize, np.int64)
-        (offsets,) = self._offsets([(0, len(self))])
-        sizes = self._sizes_of(name, offsets)
-        if self._encodings[name].startswith("ndarray"):
-            sizes -= _bytes_of_shape(sizes, itemsize)
-        lengths, rests = np.divmod(sizes, itemsize)
-        is_damaged = (rests != 0) | (lengths < 0)
-        if is_damaged.any():
-            number = int(np.argmax(is_damaged))
-            raise self._damaged(int(offsets[number]), number, f"it does not hold whole tokens of {dtype}")
-        return lengths
-
-    def _sizes_of(self, name: str, offsets: IntArray) -> IntArray:
-        """Bytes of a column in each sample. If others vary, too, the sizes in front of the samples are read."""
         count = len(self._varying)
         if count == 1:
-            return np.diff(offsets) - 4 - sum(size or 0 for size in self._sizes.values())
-        fronts = self.file.read_parts(_UINT32, [(begin, count) for begin in offsets[:-1].tolist()])
-        return np.array(fronts, np.int64).reshape(-1, count)[:, self._varying.index(name)]
+            sizes = np.diff(self._offsets) - 4 - sum(size or 0 for size in self._sizes.values())
+        else:  # the sizes in front of the samples say it
+            fronts = self.file.read_parts(_UINT32, [(begin, count) for begin in self._offsets[:-1].tolist()])
+            sizes = np.array(fronts, np.int64).reshape(-1, count)[:, self._varying.index(name)]
+        return (sizes - _bytes_of_shape(sizes, itemsize) if "ndarray" in self._encodings[name] else sizes) // itemsize
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[Any]:
         self._check_samples()
@@ -146,7 +134,7 @@ class MDSShard(DocumentFile):
         return [sample[self._column] for sample in samples] if isinstance(self._column, str) else samples
 
     def _samples(self, runs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        offsets = self._offsets(runs)
+        offsets = [self._offsets[begin : end + 1] for begin, end in runs]
         parts = self.file.read_parts(_BYTE, [(int(each[0]), int(each[-1] - each[0])) for each in offsets])
         samples = []
         for (begin, _), each, part in zip(runs, offsets, parts, strict=True):
@@ -154,7 +142,8 @@ class MDSShard(DocumentFile):
                 try:
                     samples.append(self._decoded(sample))
                 except Exception as error:  # the package raises errors of many types
-                    raise self._damaged(int(each[number]), begin + number, str(error)) from error
+                    problem = f"sample {begin + number} is damaged: {error}"
+                    raise self.file.error_at(int(each[number]), problem) from error
         return samples
 
     def _decoded(self, sample: NDArray[np.uint8]) -> dict[str, Any]:
@@ -189,24 +178,19 @@ class MDSShard(DocumentFile):
                     raise ValueError(f"dtype must be {fitting} for column {name!r} of {self.file.path}, got {dtype}")
         self._is_checked = True
 
-    def _offsets(self, runs: Sequence[tuple[int, int]]) -> list[IntArray]:
-        """For each run, the bytes where its samples begin, and where the last one ends, (samples + 1,) int64."""
+    @cached_property
+    def _offsets(self) -> IntArray:
+        """The bytes where samples begin, and where the last one ends, (samples + 1,) int64."""
         self.file.check_size(self._bytes, f"{INDEX} says {self._bytes:,} bytes")
         count = int(self.file.read(_UINT32, 0, 1)[0])
         if count != len(self):
             raise self.file.error_at(0, f"the file has {count:,} samples, {INDEX} says {len(self):,}")
-        parts = self.file.read_parts(_UINT32, [(4 * (1 + begin), end - begin + 1) for begin, end in runs])
-        found = [part.astype(np.int64) for part in parts]
-        for (begin, _), offsets in zip(runs, found, strict=True):
-            is_valid = (np.diff(offsets, prepend=4 * (2 + len(self))) >= 0) & (offsets <= self._bytes)
-            if not is_valid.all():
-                number = int(np.argmin(is_valid))
-                problem = f"sample {begin + number} cannot begin at byte {offsets[number]:,}"
-                raise self.file.error_at(4 * (1 + begin + number), problem)
-        return found
-
-    def _damaged(self, byte: int, number: int, problem: str) -> ChunkError:
-        return self.file.error_at(byte, f"sample {number} is damaged: {problem}")
+        offsets = self.file.read(_UINT32, 4, count + 1).astype(np.int64)
+        is_valid = (np.diff(offsets, prepend=4 * (2 + count)) >= 0) & (offsets <= self._bytes)
+        if not is_valid.all():
+            number = int(np.argmin(is_valid))
+            raise self.file.error_at(4 * (1 + number), f"sample {number} cannot begin at byte {offsets[number]:,}")
+        return offsets
 
 
 class _CompressedShard(DataFile):

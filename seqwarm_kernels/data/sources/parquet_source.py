@@ -15,7 +15,7 @@ from ..files.parquet_files import open_parquet_files
 from ..files.reader import ChunkError
 from ..files.remote import PathLike
 from .base import check_locations, fingerprint
-from .chunked_source import ChunkedSource
+from .chunk_source import ChunkedSource
 
 _RowGroup = tuple[ParquetFile, int]  #: and its number in the file
 _WANTED = "folders or .parquet files"
