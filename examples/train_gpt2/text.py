@@ -85,7 +85,7 @@ def text_of(path: Path) -> str:
         if not path.is_file():
             raise UserError(f"text must name files and folders that exist, got {path}")
         text = read_uncompressed(path).decode()
-    except (EOFError, OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"text must be complete and in UTF-8, got {path}: {type(error).__name__}: {error}") from error
     if "\0" in text:
         raise UserError(f"text must not hold NUL characters, got {path}")

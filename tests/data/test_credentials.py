@@ -18,7 +18,6 @@ from seqwarm_kernels.data.files.remote import (
     local_file,
     open_file,
     read_range,
-    read_whole,
 )
 from seqwarm_kernels.utils.urls import without_secrets
 
@@ -168,6 +167,22 @@ def test_a_signature_does_not_tell_files_apart(server, tmp_path):
     second.load_state_dict(first.state_dict())
 
 
+@pytest.mark.parametrize("header", ["ETag", "X-Other"])
+def test_a_query_tells_files_apart(server, monkeypatch, header):
+    """Files of one size, whose server may tell no version, do not share a copy."""
+    handler, folder = server
+    send_header = handler.send_header
+    monkeypatch.setattr(
+        handler, "send_header", lambda self, key, value: send_header(self, key.replace("ETag", header), value)
+    )
+    for prefix in ("", "filecache::"):
+        paths = [check_location("path", f"{prefix}{folder}/a.txt?id={number}") for number in range(2)]
+        check_named_once("paths", paths, "file")
+        for number, path in enumerate(paths):
+            handler.content = b"file %d" % number
+            assert [path.read_bytes(), local_file(path).read_bytes()] == [handler.content] * 2
+
+
 def test_a_file_of_http_that_changes_is_fetched_again(server):
     """Also if it has the same size."""
     handler, folder = server
@@ -175,7 +190,7 @@ def test_a_file_of_http_that_changes_is_fetched_again(server):
         handler.content = content
         path = check_location("path", f"{prefix}{folder}/{name}")
         copy = local_file(path)
-        assert [read_whole(path), copy.read_bytes(), local_file(path)] == [content, content, copy]
+        assert [path.read_bytes(), copy.read_bytes(), local_file(path)] == [content, content, copy]
 
 
 def test_ranges_of_http(server):

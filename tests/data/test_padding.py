@@ -305,5 +305,5 @@ def test_a_file_of_tokens_in_a_folder_that_cannot_be_written(tmp_path, capsys):
     index = tmp_path / f"train.bin.end_token-{END}.npz"
     index.mkdir()
     assert run("--data", path, *options) == 2
-    assert f"--index-folder must be a folder that can be written, got {tmp_path}" in capsys.readouterr().err
+    assert str(index) in capsys.readouterr().err
     assert as_json(capsys, "--data", path, *options, "--index-folder", tmp_path / "indices")["items"] == 3

@@ -25,7 +25,7 @@ def test_a_truncated_file(tmp_path, kind, share):
     path, content = tmp_path / f"a.jsonl.{kind}", compressed(kind)
     path.write_bytes(content[: int(len(content) * share)])
     for read in (read_chunk, lambda path: list(iter_lines(path))):
-        with pytest.raises(ChunkError, match=f"{path}: the compressed file is truncated"):
+        with pytest.raises(ChunkError, match=f"{path}: the compressed file is damaged: .* ended before"):
             read(path)
 
 
@@ -52,11 +52,10 @@ def test_a_compressed_file_of_no_bytes_is_truncated(tmp_path, kind):
     """Unlike a compressed file of nothing."""
     path, nothing = tmp_path / f"a.txt.{kind}", compressed(kind, b"")
     path.write_bytes(b"")
-    with pytest.raises(EOFError):
+    with pytest.raises(OSError, match="the compressed file is damaged: "):
         compression.read_uncompressed(path)
-    for read in (read_chunk, lambda path: list(iter_lines(path))):
-        with pytest.raises(ChunkError, match=f"{path}: the compressed file is truncated"):
-            read(path)
+    with pytest.raises(ChunkError, match=f"{path}: the compressed file is damaged: "):
+        read_chunk(path)
     path.write_bytes(nothing)
     assert compression.read_uncompressed(path) == b""
     with pytest.raises(ChunkError, match="the file is empty"):
@@ -113,7 +112,7 @@ def test_a_byte_order_mark_is_not_part_of_an_item(tmp_path, name, content, items
     assert read_chunk(path) == items
     assert next(iter_lines(path)) == (1, str(items[0]))
     path.write_bytes(path.read_bytes()[:-9] if ending else content + b"\xff")
-    with pytest.raises(ChunkError, match=r"truncated|line 3: "):
+    with pytest.raises(ChunkError, match=r"damaged|line 3: "):
         read_chunk(path)
 
 

@@ -4,11 +4,12 @@ import multiprocessing
 import pickle
 import sys
 import uuid
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from seqwarm_kernels.data import ChunkError, ChunkSource, write_chunks
+from seqwarm_kernels.data import ChunkError, ChunkSource, TokenSource, write_chunks
 from seqwarm_kernels.data.files import remote, transfers
 from seqwarm_kernels.data.files.remote import (
     RemotePath,
@@ -142,6 +143,25 @@ def test_the_folder_of_copies(monkeypatch, tmp_path):
     assert tmp_path / "elsewhere" in local_file(path).parents
 
 
+def test_a_folder_of_copies_that_cannot_be_used_is_named(monkeypatch, tmp_path):
+    """And not the file at the URL, which is there."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    path = check_location("path", "memory://bucket/uncached.bin")
+    write_file(path, bytes(100))
+    with pytest.raises(ChunkError, match=f"{path}: cannot be read: .*Not a directory: '{tmp_path}/file/"):
+        TokenSource(path, end_token=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "filecache::"])
+def test_a_file_in_a_zip_file_at_a_url(tmp_path, prefix):
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
+        file.writestr("folder/a.txt", "first\nsecond\n")
+    write_file(check_location("path", "memory://bucket/texts.zip"), (tmp_path / "texts.zip").read_bytes())
+    source = ChunkSource(f"{prefix}zip://folder/a.txt::memory://bucket/texts.zip", shuffle=False)
+    assert list(source) == ["first", "second"]
+
+
 @pytest.mark.parametrize("kind", ["500", "cut", "short", "slow"])
 def test_faults_that_pass(s3, kind):
     path = check_location("path", f"s3://bucket/fault-{kind}")
@@ -214,7 +234,6 @@ def test_a_bucket_is_not_created(s3):
     ("value", "error", "message"),
     [
         ("nothing://a/b", ValueError, "paths must be a path or a URL that fsspec knows: .*nothing"),
-        ("zip://a::s3://b/c.zip", ValueError, "paths must be a path, a URL, or filecache:: and a URL, got 'zip://a"),
         (5, TypeError, "paths must be a path, got int"),
         (b"s3://a/b", TypeError, "paths must be a path, got bytes"),
     ],

@@ -135,8 +135,8 @@ def test_given_ends(tmp_path, as_file):
     [
         ([3, 2, 30], "document_ends must not decrease"),
         ([-1, 30], "document_ends must not decrease"),
-        ([3, 29], "document_ends must end with the number of tokens, 30 in "),
-        ([3, 31], "document_ends must end with the number of tokens, 30 in "),
+        ([3, 29], "document_ends must end with 30, the tokens of "),
+        ([3, 31], "document_ends must end with 30, the tokens of "),
         ([], "document_ends must "),
         ([3.5, 30], "document_ends must be ints in one dimension, got float64"),
         ([[3, 30]], r"document_ends must be ints in one dimension, got int64 of shape \(1, 2\)"),
@@ -251,7 +251,7 @@ def test_files_of_one_name_share_a_folder_of_indices(tmp_path, searches):
 def test_a_folder_that_cannot_be_written(tmp_path):
     path = write_flat(tmp_path, DOCUMENTS)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"index_folder must be a folder that can be written, got .*file"):
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
         TokenSource(path, end_token=END, index_folder=tmp_path / "file")
 
 
@@ -322,7 +322,7 @@ def test_a_wider_dtype_is_not_read_as_the_default(tmp_path, dtype, vocabulary):
     path = tmp_path / "train.bin"
     tokens.astype(dtype).tofile(path)
     for arguments in ({"end_token": 7}, {"start_token": 7}, {"document_ends": [5000]}):
-        with pytest.raises(ValueError, match=rf"dtype must be .*{dtype}.* for {path}"):
+        with pytest.raises(ValueError, match=f"dtype must be int{8 * np.dtype(dtype).itemsize} for {path}"):
             TokenSource(path, **arguments)
         assert sum(TokenSource(path, dtype=dtype, **arguments).lengths()) == 5000
     assert len(TokenSource(path, end_token=7, dtype="uint16").lengths()) >= 500  # as it was said
@@ -339,7 +339,7 @@ def test_bytes_with_a_large_start_token_are_of_the_default_dtype(tmp_path):
 def test_a_wider_dtype_of_a_small_file(tmp_path, tokens):
     path = tmp_path / "train.bin"
     np.array(tokens, np.int32).tofile(path)
-    with pytest.raises(ValueError, match="dtype must be int32 or uint32"):
+    with pytest.raises(ValueError, match="dtype must be int32"):
         TokenSource(path, end_token=7)
 
 

@@ -48,12 +48,11 @@ def test_any_lines_are_read_as_written(tmp_path_factory, items, size):
     kept = [item for item in items if item.strip()]
     folder = tmp_path_factory.mktemp("chunks")
     if not kept:
-        with pytest.raises(ValueError, match=f"got {len(items)} items, {len(items)} blank"):
+        with pytest.raises(ValueError, match="at least one that is not blank, got none"):
             write_chunks(items, folder, size)
         return
-    manifest = write_chunks(items, folder, size, compression="none")
+    write_chunks(items, folder, size, compression="none")
     assert read_all(folder) == kept
-    assert manifest.blank_items == len(items) - len(kept)
 
 
 def test_items_that_begin_with_a_byte_order_mark(tmp_path):
@@ -318,7 +317,7 @@ def test_a_finished_folder_takes_no_more_items(tmp_path):
 
 
 def test_chunks_bind_without_a_finished_manifest(tmp_path):
-    with pytest.raises(ValueError, match="item 1 has a newline"):
+    with pytest.raises(ValueError, match=r"one line each for format 'text', got 'b\\nc'"):
         write_chunks(["a", "b\nc"], tmp_path, 1)
     with pytest.raises(ValueError, match="another format: 'text' there, 'jsonl' here"):
         write_chunks(["a", "b\nc"], tmp_path, 1, format="jsonl")
@@ -369,12 +368,12 @@ def test_a_run_that_ends_in_the_meantime_keeps_its_manifest(tmp_path):
             ValueError,
             "length_fn must return an int from 0 to .*, got 4294967296",
         ),
-        (["a", 3], {}, TypeError, "items must be strings for format 'text', got int as item 1"),
-        (["a", "b\nc"], {}, ValueError, "item 1 has a newline"),
-        (["a\n", "b\n"], {}, ValueError, "item 0 has a newline"),
+        (["a", 3], {}, TypeError, "items must be strings for format 'text', got 3"),
+        (["a", "b\nc"], {}, ValueError, "items must be one line each for format 'text', got 'b"),
+        (["a\n", "b\n"], {}, ValueError, "items must be one line each for format 'text', got 'a"),
         (["a", "\ud800"], {}, ValueError, "surrogates not allowed"),
-        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be JSON-serializable, item 0 is not: .* set"),
-        ([], {}, ValueError, "items must hold at least one that is not blank, got 0 items, 0 blank"),
+        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be JSON-serializable: .* set"),
+        ([], {}, ValueError, "items must hold at least one that is not blank, got none"),
     ],
 )
 def test_bad_input(tmp_path, items, settings, error, message):
@@ -386,7 +385,7 @@ def test_items_that_are_nested_too_deeply(tmp_path):
     item = []
     for _ in range(100_000):
         item = [item]
-    with pytest.raises(TypeError, match=r"items must be JSON-serializable, item 1 is not: .*recursion"):
+    with pytest.raises(TypeError, match=r"items must be JSON-serializable: .*recursion"):
         write_chunks([[], item], tmp_path, format="jsonl")
 
 

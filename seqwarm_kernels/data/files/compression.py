@@ -6,9 +6,9 @@ import gzip
 import io
 import sys
 import zlib
-from typing import Any, BinaryIO
+from typing import Any
 
-from .remote import AnyPath, PathLike, check_location, read_whole
+from .remote import AnyPath, PathLike, RemotePath, check_location
 
 try:
     if sys.version_info >= (3, 14):
@@ -20,11 +20,8 @@ except ImportError:
 
 COMPRESSIONS = {"none": "", "gz": ".gz", "zst": ".zst"}
 
-#: Errors of reading a compressed file that is damaged.
-DAMAGE = (gzip.BadGzipFile, zlib.error, *(() if zstd is None else (zstd.ZstdError,)))
-
-#: Errors of reading a file that is missing, truncated or damaged.
-READ_ERRORS = (EOFError, OSError, *DAMAGE)
+#: Errors of reading a compressed file that is truncated or damaged.
+DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, *(() if zstd is None else (zstd.ZstdError,)))
 
 
 def compression_of(path: AnyPath) -> str:
@@ -38,36 +35,37 @@ def read_uncompressed(path: PathLike) -> bytes:
 
     Raises:
         TypeError: `path` is not a path.
-        OSError: The file is missing, cannot be read, or is damaged.
-        EOFError: The compressed file is truncated.
+        OSError: The file is missing, truncated, or damaged.
         ImportError: The file ends in `.zst`, and the package that reads it is missing.
     """
     path = check_location("path", path)
     try:
-        return decompress(read_whole(path), compression_of(path))
+        return decompress(path.read_bytes(), compression_of(path))
     except DAMAGE as error:
         raise OSError(f"the compressed file is damaged: {error}") from error
 
 
 def decompress(content: bytes, compression: str) -> bytes:
-    """Decompress the content of a file. Raises an EOFError if it is truncated, or one of `DAMAGE`."""
-    if compression == "gz" and content:
-        return gzip.decompress(content)  # faster than in blocks
-    with open_uncompressed(io.BytesIO(content), compression) as file:
-        return bytes(file.read())
-
-
-def open_uncompressed(file: BinaryIO, compression: str) -> Any:
-    """Open a compressed file for reading from its beginning, or return the file. Closing may leave `file` open."""
+    """Decompress the content of a file. Raises one of `DAMAGE` if it is truncated or damaged."""
     if compression == "gz":
-        if not file.read(1):  # gzip reads a file of no bytes, which is a truncated one, as if it held nothing
+        if not content:  # gzip takes it for a file of nothing
             raise EOFError("the compressed file is empty")
-        file.seek(0)
-        return gzip.open(file)
+        return gzip.decompress(content)
     if compression == "zst":
         check_zstd()
-        return zstd.open(file)
-    return file
+        return bytes(zstd.decompress(content))
+    return content
+
+
+def open_uncompressed(path: AnyPath) -> Any:
+    """The uncompressed file for reading in blocks, from its beginning. That of a URL is in memory."""
+    compression, source = compression_of(path), io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path
+    if compression == "gz":
+        return gzip.open(source)
+    if compression == "zst":
+        check_zstd()
+        return zstd.open(source)
+    return source if isinstance(source, io.BytesIO) else source.open("rb")
 
 
 def check_zstd() -> None:

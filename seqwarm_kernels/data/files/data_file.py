@@ -37,10 +37,7 @@ class DataFile:
     def size(self) -> int:
         """Size in bytes when it was first asked for."""
         with chunk_errors(self.path), self.local.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-        if not size:
-            raise self.error("the file is empty")
-        return size
+            return os.fstat(file.fileno()).st_size
 
     def read(self, dtype: np.dtype[Any], first_byte: int, count: int) -> NDArray[Any]:
         """Read `count` values of `dtype` that begin at a byte."""
@@ -81,12 +78,23 @@ def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) 
 
 
 def as_token_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype of ints. NumPy raises a TypeError if there is no such dtype.
-
-    Raises:
-        ValueError: It is a dtype of other values.
-    """
+    """Return a dtype of ints. NumPy raises a TypeError if there is no such dtype."""
     found = np.dtype(dtype)
     if found.kind not in "iu":
         raise ValueError(f"{name} must be a NumPy dtype of ints such as 'uint16', got {found}")
     return found
+
+
+def fitting_dtype(documents: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+    """The dtype of tokens that may have been read as those of a narrower one: every second value is then near 0."""
+    tokens = np.concatenate(documents)
+    counts, dtype = np.array(list(map(len, documents))), tokens.dtype
+    while dtype.itemsize < 8 and len(tokens) and not (counts % 2).any():
+        lower, upper = tokens.astype(f"i{dtype.itemsize}").astype(np.int64).reshape(-1, 2).T
+        upper = upper + (upper < 0)  # the upper half of a small negative number, such as an ignored label, is -1
+        filled = (lower != 0) | (upper != 0)  # other pairs are padding, or the upper halves of int64
+        if 2 * np.count_nonzero(np.abs(lower) > 256 * np.abs(upper).max()) <= np.count_nonzero(filled):
+            break
+        dtype = np.dtype(f"i{2 * dtype.itemsize}")
+        tokens, counts = tokens.view(dtype), counts // 2
+    return dtype

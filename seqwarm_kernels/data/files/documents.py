@@ -41,8 +41,7 @@ class DocumentFile(ABC):
     def read(self, runs: Sequence[tuple[int, int]]) -> list[Any]:
         """The documents of several runs. A run is its first document and the one after its last.
 
-        Raises:
-            ChunkError: The file is missing, shorter than it was, or damaged. The message names the place.
+        A `ChunkError` names the place if the file is missing, shorter than it was, or damaged.
         """
 
 

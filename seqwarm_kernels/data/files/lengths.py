@@ -24,17 +24,12 @@ def lengths_path(chunk_path: AnyPath) -> AnyPath:
     return chunk_path.with_name(chunk_path.name.partition(".")[0] + LENGTHS_SUFFIX)
 
 
-def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:
-    """Read the lengths of all items of one file, (items,) int64. Errors are as in `read_some_lengths`."""
-    return read_some_lengths(path, items, 0, items)
+def read_lengths(path: AnyPath, items: int, begin: int = 0, end: int | None = None) -> NDArray[np.int64]:
+    """Read the lengths of the items from `begin` to before `end` (None: to the last one), int64. No others are read.
 
-
-def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArray[np.int64]:
-    """Read the lengths of the items from `begin` to before `end`, (end - begin,) int64. The others are not read.
-
-    Raises:
-        ChunkError: The lengths are missing or invalid, or not those of this number of items.
+    A `ChunkError` says if they are missing or damaged, or not those of this number of items.
     """
+    end = items if end is None else end
     try:
         header = io.BytesIO(read_range(path, 0, _HEADER))
         np.lib.format.read_magic(header)
@@ -43,7 +38,7 @@ def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArra
         lengths = np.frombuffer(read_range(path, *places), dtype)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    if shape != (items,) or len(lengths) != end - begin or dtype.kind not in "iu" or lengths.min(initial=0) < 0:
+    if shape != (items,) or len(lengths) != end - begin or dtype.kind not in "iu":
         raise ChunkError(path, None, f"must hold {items} lengths, one for each item, got {dtype} of shape {shape}")
     return lengths.astype(np.int64)
 
@@ -60,11 +55,7 @@ def write_lengths(path: AnyPath, items: Iterable[Any], length_fn: Callable[[Any]
 
 
 def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int]) -> bool:
-    """Whether the file has valid lengths. The lengths of a few items are compared with `length_fn`.
-
-    Raises:
-        ValueError: `length_fn` returns another length than the one stored.
-    """
+    """Whether the file has the lengths. Those of a few items are compared with `length_fn`."""
     try:
         lengths = read_lengths(path, len(items))
     except ChunkError:
@@ -80,14 +71,7 @@ def check_lengths(
     length_fn: Callable[[Any], int],
     advice: str = "write these items into another folder",
 ) -> None:
-    """Count a few items of a file again.
-
-    Args:
-        advice: what to do if `length_fn` is right.
-
-    Raises:
-        ValueError: `length_fn` returns another length than the one stored.
-    """
+    """Count a few items of a file again. `advice` says what to do if `length_fn` is right."""
     for index in np.linspace(0, len(items) - 1, _SPOT_CHECKS).astype(int).tolist():
         stored, counted = int(lengths[index]), count_length(length_fn, items[index])
         if stored != counted:
@@ -100,6 +84,6 @@ def check_lengths(
 def count_length(length_fn: Callable[[Any], int], item: Any, name: str = "length_fn") -> int:
     """Call `length_fn`, and check what it returns. `name` is that of the argument, for errors."""
     length = length_fn(item)
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 0 <= length <= MAX_LENGTH:
+    if not isinstance(length, (int, np.integer)) or not 0 <= length <= MAX_LENGTH:
         raise ValueError(f"{name} must return an int from 0 to {MAX_LENGTH}, got {length!r} for {item!r:.60}")
     return int(length)

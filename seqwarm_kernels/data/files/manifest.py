@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...utils.checks import check_choice, check_int
 from .compression import COMPRESSIONS
 from .lengths import lengths_path, read_lengths
 from .reader import FORMATS, ChunkError, chunk_errors
@@ -42,7 +41,6 @@ class Manifest:
     items_per_chunk: int
     length_fn: str | None  #: name of the function that counted the lengths, None without lengths
     chunks: tuple[Chunk, ...] | None = None  #: None until all are written
-    blank_items: int = 0  #: number of blank items that were left out
 
     @property
     def items(self) -> int:
@@ -57,50 +55,23 @@ class Manifest:
 
     @staticmethod
     def read(folder: AnyPath) -> Manifest:
-        """Read the manifest of `folder`.
-
-        Raises:
-            ValueError: The manifest is missing or invalid.
-        """
+        """Read the manifest of `folder`. A `ChunkError` says if it is missing or damaged."""
         path = folder / MANIFEST
+        with chunk_errors(path):
+            content = path.read_bytes()
         try:
-            with chunk_errors(path):
-                content = json.loads(path.read_bytes())
-            chunks = content.pop("chunks")
-            manifest = Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
-            manifest._check()
+            entries = json.loads(content)
+            chunks = entries.pop("chunks")
+            manifest = Manifest(**entries, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
+            for number, chunk in enumerate(manifest.chunks or ()):
+                if chunk.file != manifest.file_name(number):
+                    raise ValueError(f"chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}")
             return manifest
-        except ChunkError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            raise ValueError(
-                f"{folder} has no {MANIFEST}: write its items with write_chunks, or pass its .txt or .jsonl files"
-            ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
 
-    def _check(self) -> None:
-        """Check the entries of a file that may have been damaged."""
-        check_choice("format", self.format, CHUNK_FORMATS)
-        check_choice("compression", self.compression, COMPRESSIONS)
-        check_int("items_per_chunk", self.items_per_chunk, minimum=1)
-        for number, chunk in enumerate(self.chunks or ()):
-            if chunk.file != self.file_name(number):
-                raise ValueError(f"file of chunk {number} must be {self.file_name(number)!r}, got {chunk.file!r}")
-            check_int(f"items of {chunk.file}", chunk.items, minimum=1)
-            check_int(f"bytes of {chunk.file}", chunk.bytes, minimum=1)
-
     def lengths(self, folder: AnyPath) -> NDArray[np.int64]:
-        """Read the lengths of all items, in the order of the chunks.
-
-        Returns:
-            (items,) int64.
-
-        Raises:
-            ValueError: The folder has no lengths, holds Parquet files, or lengths are missing or invalid.
-        """
-        if self.format == "parquet":
-            raise ValueError(f"{folder} holds Parquet files: their lengths are those of ParquetSource")
+        """Read the lengths of all items, in the order of the chunks, (items,) int64."""
         if self.length_fn is None:
             raise ValueError(f"{folder} has no lengths: call write_chunks with length_fn")
 

@@ -22,7 +22,7 @@ from ...utils.checks import needs
 from ...utils.files import write_atomically
 from ..batch_planning.plan import IntArray
 from .columns import Columns, check_no_labels, names_of
-from .data_file import DataFile
+from .data_file import DataFile, fitting_dtype
 from .documents import DocumentFile, split
 from .remote import AnyPath, folder_of_copy
 
@@ -173,7 +173,7 @@ class MDSShard(DocumentFile):
         samples = self._samples([(number, number + 1) for number in range(0, len(self), step)])
         for name, dtype in self._dtypes.items():
             if self._encodings[name] == "bytes":
-                fitting = _fitting_dtype([sample[name] for sample in samples])
+                fitting = fitting_dtype([sample[name] for sample in samples])
                 if fitting != dtype:
                     raise ValueError(f"dtype must be {fitting} for column {name!r} of {self.file.path}, got {dtype}")
         self._is_checked = True
@@ -229,21 +229,6 @@ class _CompressedShard(DataFile):
         if count != self._bytes:
             raise self._packed.error(f"unpacks to {count:,} bytes, {INDEX} says {self._bytes:,}")
         return buffer.tobytes()
-
-
-def _fitting_dtype(documents: list[NDArray[Any]]) -> np.dtype[Any]:
-    """The dtype of tokens that may have been read as those of a narrower one: every second value is then near 0."""
-    tokens = np.concatenate(documents)
-    counts, dtype = np.array(list(map(len, documents))), tokens.dtype
-    while dtype.itemsize < 8 and len(tokens) and not (counts % 2).any():
-        lower, upper = tokens.astype(f"i{dtype.itemsize}").astype(np.int64).reshape(-1, 2).T
-        upper = upper + (upper < 0)  # the upper half of a small negative number, such as an ignored label, is -1
-        filled = (lower != 0) | (upper != 0)  # other pairs are padding, or the upper halves of int64
-        if 2 * np.count_nonzero(np.abs(lower) > 256 * np.abs(upper).max()) <= np.count_nonzero(filled):
-            break
-        dtype = np.dtype(f"i{2 * dtype.itemsize}")
-        tokens, counts = tokens.view(dtype), counts // 2
-    return dtype
 
 
 def _bytes_of_shape(sizes: IntArray, itemsize: int) -> IntArray:

@@ -1,15 +1,15 @@
-"""Read files of items: text with one item a line, or JSON lines, compressed or not. Errors name the file and line."""
+"""Files of items: text with one item a line, or JSON lines, compressed or not. Errors name the file and line."""
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from .compression import COMPRESSIONS, DAMAGE, compression_of, decompress, open_uncompressed
-from .remote import AnyPath, open_whole, read_whole
+from .remote import AnyPath
 
 FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 
@@ -31,12 +31,11 @@ def chunk_errors(path: AnyPath) -> Iterator[None]:
     """Errors of reading a file, or of decompressing it, become a `ChunkError`."""
     try:
         yield
-    except EOFError as error:
-        raise ChunkError(path, None, "the compressed file is truncated") from error
     except DAMAGE as error:
         raise ChunkError(path, None, f"the compressed file is damaged: {error}") from error
     except OSError as error:
-        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
+        is_named = error.filename is None or str(error.filename) == str(path)  # another one may be the local copy
+        raise ChunkError(path, None, f"cannot be read: {reason_of(error) if is_named else error}") from error
 
 
 def reason_of(error: Exception) -> str:
@@ -45,18 +44,12 @@ def reason_of(error: Exception) -> str:
 
 
 def format_of(path: AnyPath) -> str:
-    """The key of `FORMATS` for the file name's suffix, before any .gz or .zst. Case is ignored.
-
-    Raises:
-        ValueError: The file name has another suffix.
-    """
+    """The key of `FORMATS` for the file name's suffix, before any .gz or .zst. Case is ignored."""
     name = path.name.lower().removesuffix(COMPRESSIONS[compression_of(path)])
-    found = next((each for each, suffix in FORMATS.items() if name.endswith(suffix)), None)
-    if found is None:
-        raise ValueError(
-            f"files must end in {' or '.join(FORMATS.values())}, optionally followed by .gz or .zst, got {path}"
-        )
-    return found
+    for found, suffix in FORMATS.items():
+        if name.endswith(suffix):
+            return found
+    raise ValueError(f"files must end in .txt or .jsonl, optionally followed by .gz or .zst, got {path}")
 
 
 def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
@@ -68,13 +61,11 @@ def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes:
         expected_bytes: size of the file according to the manifest, or when it was first seen.
 
     Raises:
-        ChunkError: The file is missing, unreadable, damaged, truncated, without items, or differs from what is
-            expected.
-        ValueError: The file name has another suffix.
+        ChunkError: The file is missing, damaged, truncated, without items, or differs from what is expected.
     """
     is_json = format_of(path) == "jsonl"
     with chunk_errors(path):
-        content = read_whole(path)
+        content = path.read_bytes()
         lines = _lines_of(path, decompress(content, compression_of(path)))
     items = _decoded(path, lines) if is_json else list(filter(str.strip, lines))
     if expected_items is not None and len(items) != expected_items:
@@ -107,47 +98,34 @@ def _decoded(path: AnyPath, lines: list[str]) -> list[Any]:
 
 
 def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its "\\n"). Only "\\n" ends a line. The file is read in blocks.
-
-    A byte-order mark at the beginning of the file is skipped.
-
-    Raises:
-        ChunkError: The file is missing, unreadable, damaged, truncated or invalid UTF-8.
-    """
-    with chunk_errors(path), open_whole(path) as compressed:
-        for number, line in enumerate(open_uncompressed(compressed, compression_of(path)), start=1):
+    """Yield (line number from 1, line without its "\\n"). The file, which may be no text, is read in blocks."""
+    with chunk_errors(path), open_uncompressed(path) as file:
+        for number, line in enumerate(file, start=1):
             try:
-                text = line.decode().removesuffix("\n")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ChunkError(path, number, f"invalid UTF-8: {error.reason}") from error
-            yield number, text.removeprefix("\ufeff") if number == 1 else text
+            yield number, text.removesuffix("\n")
 
 
-def as_line(item: Any, item_format: str, number: int) -> bytes:
-    """Encode an item as a line.
-
-    Args:
-        item: the item.
-        item_format: a key of `FORMATS`.
-        number: the item's number, for error messages.
-
-    Raises:
-        TypeError: The item's type cannot be written.
-        ValueError: The item has several lines, or cannot be encoded as UTF-8.
-    """
-    if item_format == "text":
-        if not isinstance(item, str):
-            raise TypeError(f"items must be strings for format 'text', got {type(item).__name__} as item {number}")
-        if "\n" in item:
-            raise ValueError(f"items must be one line each for format 'text', item {number} has a newline")
-        return item.encode() + b"\n"
-    try:
-        return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    except (TypeError, RecursionError) as error:
-        raise TypeError(f"items must be JSON-serializable, item {number} is not: {error}") from error
-
-
-def as_content(lines: list[bytes]) -> bytes:
-    """The content of a file. Readers skip one byte-order mark, so content that begins with one gets another."""
-    content = b"".join(lines)
+def as_content(items: Iterable[Any], item_format: str) -> bytes:
+    """The content of a file of items, for a key of `FORMATS`."""
+    as_line = _text_line if item_format == "text" else _json_line
+    content = b"".join([as_line(item).encode() + b"\n" for item in items])
+    # Readers skip one byte-order mark, so content that begins with one gets another.
     return codecs.BOM_UTF8 + content if content.startswith(codecs.BOM_UTF8) else content
+
+
+def _text_line(item: Any) -> str:
+    if not isinstance(item, str):
+        raise TypeError(f"items must be strings for format 'text', got {item!r:.60}")
+    if "\n" in item:
+        raise ValueError(f"items must be one line each for format 'text', got {item!r:.60}")
+    return item
+
+
+def _json_line(item: Any) -> str:
+    try:
+        return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, RecursionError) as error:
+        raise TypeError(f"items must be JSON-serializable: {error}") from error

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from ...utils import files
 from ...utils.checks import check_path, needs
@@ -28,6 +27,9 @@ _CACHED = "filecache::"
 
 #: Stores without folders, in which a file appears under its name only when it was received as a whole.
 _OBJECT_STORES = {"abfs", "abfss", "az", "gcs", "gs", "hf", "memory", "s3", "s3a"}
+
+#: What HTTP tells of the version of a file, in the names of fsspec.
+_VERSIONS = {"ETag", "Content-MD5", "Digest", "Last-Modified"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,19 +105,6 @@ class RemotePath:
 
         return self.call(read)
 
-    def write_atomically(self, content: bytes) -> None:
-        if self.place.protocol in _OBJECT_STORES:
-            self.call(lambda fs, path: fs.pipe_file(path, content))
-            return
-        partial = self.with_name(partial_of(Path(self.name)).name)
-        try:
-            partial.call(lambda fs, path: fs.pipe_file(path, content))
-            self.call(lambda fs, path: fs.mv(partial.place.path, path))
-        except BaseException:
-            if partial.exists():
-                partial.unlink()
-            raise
-
     def call(self, use: Callable[[Any, str], T]) -> T:
         """Call `use` with the file system of fsspec and the path in it, again after errors that may pass."""
 
@@ -156,11 +145,6 @@ def check_location(name: str, value: object) -> AnyPath:
     """Return a URL, or a path of universal_pathlib, as a RemotePath, and a local path as a Path.
 
     "filecache::" before a URL keeps local copies of the files.
-
-    Raises:
-        TypeError: `value` is not a path.
-        ValueError: fsspec does not know the URL's protocol, or the URL is a chain of other file systems.
-        ImportError: universal_pathlib is missing.
     """
     if isinstance(value, RemotePath):
         return value
@@ -172,8 +156,6 @@ def check_location(name: str, value: object) -> AnyPath:
     is_cached = isinstance(value, str) and value.startswith(_CACHED)
     location: Any = value.removeprefix(_CACHED).rstrip("/") if isinstance(value, str) else value
     location = f"{location}//" if str(location).endswith(":") else location  # the root of a store
-    if "::" in str(location):
-        raise ValueError(f"{name} must be a path, a URL, or filecache:: and a URL, got {without_secrets(str(value))!r}")
     try:
         place = UPath(location)
     except ValueError as error:
@@ -194,48 +176,17 @@ def check_named_once(name: str, paths: Iterable[AnyPath], kind: str) -> None:
         seen.add(place)
 
 
-class _Ranges(io.RawIOBase):
-    """A remote file for reading in any order. Each read is a request of just these bytes."""
-
-    def __init__(self, path: RemotePath) -> None:
-        self._path, self._size, self._position = path, file_size(path), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._position + len(buffer), self._size)
-        content = self._path.read_bytes(self._position, end) if end > self._position else b""
-        buffer[: len(content)] = content
-        self._position += len(content)
-        return len(content)
-
-
 def open_file(path: AnyPath) -> BinaryIO:
-    """The file for reading in any order."""
-    if isinstance(path, RemotePath) and not path.is_cached:
-        return io.BufferedReader(_Ranges(path), buffer_size=1)
-    return open(local_file(path), "rb")
+    """The file for reading in any order. Each read of one at a URL is a request of just these bytes."""
+    if not isinstance(path, RemotePath) or path.is_cached:
+        return open(local_file(path), "rb")
+    from fsspec.spec import AbstractBufferedFile
 
+    class Ranges(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            return path.read_bytes(start, min(end, self.size))
 
-def open_whole(path: AnyPath) -> BinaryIO:
-    """The file for reading as a whole. That of a URL is in memory."""
-    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else open(path, "rb")
-
-
-def read_whole(path: AnyPath) -> bytes:
-    """The content of a file."""
-    return read_range(path, 0, None)
+    return cast(BinaryIO, Ranges(None, str(path), cache_type="none", size=file_size(path)))
 
 
 def read_range(path: AnyPath, start: int, end: int | None) -> bytes:
@@ -258,28 +209,36 @@ def local_file(path: AnyPath) -> Path:
         return path
     from filelock import FileLock
 
+    folder = folder_of_copy(path)  # that of all versions
+
     def copied(fs: Any, place: str) -> Path:
         facts = fs.info(place)
         size = facts.get("size")
         left_out = {"name", "url", *(["time"] if "mtime" in facts else [])}  # over SFTP and SMB, time is that of access
         version = sorted((name, str(fact)) for name, fact in facts.items() if name not in left_out)
-        copy = folder_of_copy(path, version) / "file"
-        partial = copy.with_name(f"file{PARTIAL_SUFFIX}")
-        with FileLock(copy.with_name("lock")):
-            if not copy.exists() or size not in (None, copy.stat().st_size):
-                fs.get_file(place, str(partial))
-                check_size(partial.stat().st_size, size)
-                os.replace(partial, copy)
+        if not _VERSIONS & facts.keys():  # then the query of a URL may be all that tells two files apart
+            version.append(("url", place))
+        copy = folder / _digest(version)
+        if not copy.exists() or size not in (None, copy.stat().st_size):
+            partial = copy.with_suffix(PARTIAL_SUFFIX)
+            fs.get_file(place, str(partial))
+            check_size(partial.stat().st_size, size)
+            os.replace(partial, copy)
         return copy
 
-    return path.call(copied)
+    with FileLock(folder / "lock"):
+        return path.call(copied)
 
 
-def folder_of_copy(path: AnyPath, version: object) -> Path:
-    """A folder in `cache_folder()` for the copies of one version of a file."""
-    folder = cache_folder() / hashlib.sha256(f"{path}\n{version}".encode()).hexdigest()[:32]
+def folder_of_copy(*facts: object) -> Path:
+    """A folder in `cache_folder()` for the copies of the file that `facts` tell from others."""
+    folder = cache_folder() / _digest(facts)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(str(facts).encode()).hexdigest()[:32]
 
 
 def cache_folder() -> Path:
@@ -292,11 +251,7 @@ def cache_folder() -> Path:
 
 
 def file_size(path: AnyPath) -> int:
-    """Size in bytes.
-
-    Raises:
-        OSError: the file cannot be reached, or the store does not report its size.
-    """
+    """Size in bytes. Raises an OSError if the store does not report it."""
     if not isinstance(path, RemotePath):
         return path.stat().st_size
     size = path.call(lambda fs, place: fs.info(place).get("size"))
@@ -307,7 +262,14 @@ def file_size(path: AnyPath) -> int:
 
 def write_file(path: AnyPath, content: bytes) -> None:
     """Write a file. Readers see the old or the new content."""
-    path.write_atomically(content) if isinstance(path, RemotePath) else write_atomically(path, content)
+    if not isinstance(path, RemotePath):
+        write_atomically(path, content)
+    elif path.place.protocol in _OBJECT_STORES:
+        path.call(lambda fs, place: fs.pipe_file(place, content))
+    else:
+        partial = path.with_name(partial_of(Path(path.name)).name)
+        partial.call(lambda fs, place: fs.pipe_file(place, content))
+        path.call(lambda fs, place: fs.mv(partial.place.path, place))
 
 
 def visible_files(folder: PathLike, onerror: Callable[[OSError], object] | None = None) -> list[AnyPath]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .data_file import DataFile
+from .data_file import DataFile, fitting_dtype
 
 DEFAULT_DTYPE = np.dtype(np.uint16)  #: of nanoGPT's files
 
@@ -17,7 +16,6 @@ _INT32 = np.dtype("<i4")
 _LLM_C: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 _NPY = b"\x93NUMPY"
 _SAMPLE = 2**16  #: tokens that show whether the dtype fits
-_MANY = 64  #: tokens of which small numbers in every second place are no accident
 #: The first bytes of files that are not arrays of tokens.
 _FOREIGN = {
     b"MMIDIDX": "an index of Megatron, which MegatronSource reads",
@@ -43,10 +41,6 @@ def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
     Args:
         file: the file.
         dtype: of a token; None: that of the header, else `DEFAULT_DTYPE`.
-
-    Raises:
-        ChunkError: The file is missing, empty, of another format, or damaged. The message names the place.
-        ValueError: The header says another dtype, or the tokens of a file without one have another than the default.
     """
     start = file.read(np.dtype(np.uint8), 0, min(file.size, 8)).tobytes()
     for magic, kind in _FOREIGN.items():
@@ -70,39 +64,24 @@ def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
 def _check_default(file: DataFile) -> np.dtype[Any]:
     """Return the default dtype, unless the first tokens are those of a wider one."""
     sample = file.read(DEFAULT_DTYPE, 0, min(file.size // DEFAULT_DTYPE.itemsize, _SAMPLE) // 4 * 4)
-    for parts, fitting in ((4, "int64"), (2, "int32 or uint32")):
-        if _are_parts(sample.reshape(-1, parts)):
-            raise ValueError(f"dtype must be {fitting} for {file.path}, or given as {DEFAULT_DTYPE} if it is right")
+    fitting = fitting_dtype([sample])
+    if fitting != DEFAULT_DTYPE:
+        raise ValueError(f"dtype must be {fitting} for {file.path}, or given as {DEFAULT_DTYPE} if it is right")
     return DEFAULT_DTYPE
-
-
-def _are_parts(values: NDArray[Any]) -> bool:
-    """Whether each row is one wider int: the higher parts are 0, those of a negative number, or small."""
-    lowest = values[:, 0].astype(np.int64)
-    higher = int((values[:, 1:] + np.uint16(1)).max(initial=0)) - 1  # the parts of a negative number count as -1
-    if higher <= 0:
-        return bool(lowest.any())
-    return values.size >= _MANY and 2 * np.count_nonzero(lowest > 256 * higher) > len(lowest)
 
 
 def _of_llm_c(file: DataFile, version: int, dtype: np.dtype[Any]) -> TokenArray:
     header = file.read(_INT32, 0, _HEADER_INTS)
     if header[1] != version:
         raise file.error_at(4, f"the version of the header is {header[1]}, expected {version}")
-    if header[2] < 0:
-        raise file.error_at(8, f"the number of tokens is {header[2]}")
     return TokenArray(file, dtype, header.nbytes, int(header[2]))
 
 
 def _of_npy(file: DataFile) -> TokenArray:
     try:
-        with file.local.open("rb") as opened:
-            version = np.lib.format.read_magic(opened)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(opened)
-            first_byte = opened.tell()
+        array = np.load(file.local, mmap_mode="r")  # reads the header only
     except Exception as error:  # NumPy raises errors of many types for a damaged header
-        raise file.error_at(0, f"the header of a .npy file is damaged: {error}") from error
-    if len(shape) != 1 or dtype.kind not in "iu":
-        raise file.error_at(0, f"the array must hold ints in one dimension, got {dtype} of shape {shape}")
-    return TokenArray(file, dtype, first_byte, shape[0])
+        raise file.error_at(0, f"the .npy file is damaged: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise file.error_at(0, f"the array must hold ints in one dimension, got {array.dtype} of shape {array.shape}")
+    return TokenArray(file, array.dtype, array.offset, len(array))

@@ -31,18 +31,11 @@ _REFUSALS = (ImportError, NotImplementedError, TypeError, ValueError)
 _MAX_READERS = 8
 
 
-def with_retries(call: Callable[[], T], place: object = None) -> T:
+def with_retries(call: Callable[[], T], place: object) -> T:
     """Call again after an error that may pass, such as a connection that was cut.
 
-    The error of the last attempt is shown without those that led to it, since they may hold credentials.
-
-    Args:
-        call: what is tried.
-        place: names the file in the error, as its `filename`.
-
-    Raises:
-        OSError: the last attempt failed. Errors that another attempt does not change are raised at once.
-        ImportError: the package of the store is missing.
+    The error becomes an OSError that names `place`. It is shown without those that led to it, since they may hold
+    credentials.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
@@ -57,8 +50,6 @@ def with_retries(call: Callable[[], T], place: object = None) -> T:
     except ImportError:
         raise
     except Exception as error:  # each file system raises its own
-        if isinstance(error, _REFUSALS) and place is None:
-            raise
         failure = _as_os_error(error, place)
     raise failure from None
 
@@ -75,15 +66,11 @@ def _as_os_error(error: Exception, place: object) -> OSError:
     elif code == errno.EIO:
         attempts = f"{len(_WAITS) + 1} attempts failed, the last with " if _may_pass(error) else ""
         problem = f"{attempts}{type(error).__name__}: {without_secrets(str(error))}"
-    return OSError(code, problem, *(() if place is None else (str(place),)))  # of the subclass for the code
+    return OSError(code, problem, str(place))  # of the subclass for the code
 
 
 def check_size(received: int, expected: int | None) -> None:
-    """Compare the bytes received with the size that the store reports. None: it reports none.
-
-    Raises:
-        OSError: They differ. Another attempt may receive all.
-    """
+    """The bytes received must be as many as the store reports, where it does. Another attempt may receive all."""
     if expected is not None and received != expected:
         raise OSError(f"{received:,} bytes received, expected {expected:,}")
 

@@ -10,12 +10,12 @@ from tqdm import tqdm
 
 from ...utils.checks import check_choice, check_int, check_iterable
 from ...utils.progress import standard_error
-from .compression import COMPRESSIONS, READ_ERRORS, check_zstd, compress, read_uncompressed
+from .compression import COMPRESSIONS, compress, read_uncompressed
 from .lengths import as_lengths, has_lengths, lengths_path
 from .manifest import CHUNK_FORMATS, MANIFEST, Chunk, Manifest
 from .parquet import check_pyarrow
 from .parquet_writer import as_parquet, has_parquet_items
-from .reader import as_content, as_line
+from .reader import as_content
 from .remote import AnyPath, PathLike, check_location, file_size, write_file
 
 
@@ -63,8 +63,6 @@ def write_chunks(
     check_choice("compression", compression, COMPRESSIONS)
     if format == "parquet":
         check_pyarrow()
-    elif compression == "zst":
-        check_zstd()
     name = None if length_fn is None else getattr(length_fn, "__qualname__", type(length_fn).__qualname__)
     writer = _Writer(folder, Manifest(format, compression, items_per_chunk, name), length_fn)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,8 +81,6 @@ class _Writer:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
         self._chunks: list[Chunk] = []
         self._items: list[Any] = []  #: of the next chunk
-        self._lines: list[bytes] = []  #: the same, encoded
-        self._blank_count = self._count = 0
         self._finished: int | None = None  #: number of chunks of an earlier run that ended
 
     def check_settings(self) -> bool:
@@ -102,14 +98,8 @@ class _Writer:
         return True
 
     def add(self, item: Any) -> None:
-        if self._manifest.format != "parquet":
-            line = as_line(item, self._manifest.format, self._count)
-            if self._manifest.format == "text" and not item.strip():
-                self._count += 1
-                self._blank_count += 1
-                return
-            self._lines.append(line)
-        self._count += 1
+        if self._manifest.format == "text" and isinstance(item, str) and not item.strip():
+            return
         self._items.append(item)
         if len(self._items) == self._manifest.items_per_chunk:
             self._write_chunk()
@@ -125,7 +115,7 @@ class _Writer:
         for file, content in contents.items():
             write_file(file, content)
         self._chunks.append(Chunk(path.name, len(self._items), file_size(path)))
-        self._items, self._lines = [], []
+        self._items = []
 
     def _missing_files(self, path: AnyPath) -> dict[AnyPath, bytes]:
         """The files of a chunk that are missing or damaged. Lengths come first: a chunk that exists has its lengths."""
@@ -133,7 +123,7 @@ class _Writer:
         if self._manifest.format == "parquet":
             exists = has_parquet_items(path, items, length_fn)
             return {} if exists else {path: as_parquet(items, compression, length_fn)}
-        content, contents = as_content(self._lines), {}
+        content, contents = as_content(items, self._manifest.format), {}
         exists, lengths = _has_content(path, content), lengths_path(path)
         if length_fn is not None and not (exists and has_lengths(lengths, items, length_fn)):
             contents[lengths] = as_lengths(items, length_fn)
@@ -143,14 +133,11 @@ class _Writer:
         if self._items:
             self._write_chunk()
         if not self._chunks:
-            raise ValueError(
-                f"items must hold at least one that is not blank, got {self._count} items, {self._blank_count} blank"
-            )
+            raise ValueError("items must hold at least one that is not blank, got none")
         surplus = self._folder / self._manifest.file_name(len(self._chunks))
         if surplus.exists():
             raise ValueError(f"{surplus} comes after the last of these items: the folder holds chunks of other items")
-        self.check_settings()  # another run may have written its own before the first chunk of this one was there
-        manifest = replace(self._manifest, chunks=tuple(self._chunks), blank_items=self._blank_count)
+        manifest = replace(self._manifest, chunks=tuple(self._chunks))
         manifest.write(self._folder)
         return manifest
 
@@ -161,7 +148,7 @@ def _has_content(path: AnyPath, content: bytes) -> bool:
         return False
     try:
         existing = read_uncompressed(path)
-    except READ_ERRORS:
+    except OSError:
         return False
     if existing != content:
         raise ValueError(f"{path} holds other items than these; write them into another folder")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..batch_planning.plan import IntArray
 from ..files.columns import as_columns
-from ..files.lengths import check_lengths, read_lengths, read_some_lengths, write_lengths
+from ..files.lengths import check_lengths, read_lengths, write_lengths
 from ..files.parquet import ParquetFile
 from ..files.parquet_files import open_parquet_files
 from ..files.reader import ChunkError
@@ -93,7 +93,7 @@ class ParquetSource(ChunkedSource):
         if not self._are_beside:
             return file.lengths(number, self._length_column)
         begin = sum(file.rows[:number])
-        return read_some_lengths(file.lengths_path, sum(file.rows), begin, begin + file.rows[number])
+        return read_lengths(file.lengths_path, sum(file.rows), begin, begin + file.rows[number])
 
     def _name_of(self, chunk: _RowGroup) -> str:
         file, number = chunk
