@@ -39,13 +39,7 @@ def open_mds(folder: AnyPath, column: Columns, dtype: np.dtype[Any] | None) -> l
 
     Args:
         folder: has an index.json, and the shards beside it or in folders.
-        column: the columns of items.
-        dtype: of the tokens in columns of bytes.
-
-    Raises:
-        ImportError: mosaicml-streaming is not installed.
-        ChunkError: The index is missing or damaged.
-        ValueError: There is no such column, its encoding is another one, or it needs a dtype.
+        column, dtype: as in `MDSShard.select`.
     """
     with needs("MDS shards need mosaicml-streaming", "seqwarm_kernels[mds]"):
         from streaming.base.format import reader_from_json

@@ -17,11 +17,7 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  #: of ints
 
 
 def open_megatron(prefix: AnyPath) -> TokenFile:
-    """The documents of `prefix`.bin, from `prefix`.idx. A document is one or several sequences of the index.
-
-    Raises:
-        ChunkError: A file is missing, truncated, damaged or of another format. The message names the place.
-    """
+    """The documents of `prefix`.bin, from `prefix`.idx. A document is one or several sequences of the index."""
     tokens, index = (DataFile(prefix.with_name(prefix.name + suffix)) for suffix in (".bin", ".idx"))
     header = _read_header(index)
     num_sequences, num_indices = int(header["sequences"]), int(header["documents"])

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 
 from ...utils.checks import needs
 from .columns import Columns, check_no_labels, names_of
-from .reader import ChunkError, reason_of
-from .remote import AnyPath, file_size, open_file, read_range
+from .manifest import MANIFEST, Manifest
+from .reader import ChunkError, chunk_errors, reason_of
+from .remote import AnyPath, check_named_once, file_size, open_file, read_range, visible_files
+from .transfers import read_ahead
 
 SUFFIX = ".parquet"
 
@@ -29,6 +32,7 @@ SUFFIX = ".parquet"
 TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
 
 _END = 2**16  #: bytes at the end of a file whose checksum tells its versions apart
+_THREADS = 16
 
 
 def check_pyarrow() -> None:
@@ -104,15 +108,62 @@ class ParquetFile:
         return self.path.with_name(f"{self.path.name[: -len(SUFFIX)]}.{columns}.{version}.lengths.npy")
 
 
+def open_parquet_files(
+    paths: list[AnyPath], column: Columns | None, length_column: str | None
+) -> Iterator[ParquetFile | ChunkError]:
+    """Open the files of folders and files. An error takes the place of a file that is damaged or has other columns."""
+
+    def opened(path: AnyPath) -> ParquetFile | ChunkError:
+        try:
+            return open_parquet(path, column, length_column)
+        except ChunkError as error:
+            return error
+
+    check_pyarrow()
+    first = None
+    for found in read_ahead(opened, _find(paths), _THREADS):
+        if isinstance(found, ParquetFile):
+            first = first or found
+            if found.kinds != first.kinds:
+                found = ChunkError(found.path, None, f"has columns {found.kinds}, {first.path} has {first.kinds}")
+        yield found
+
+
+def _find(paths: list[AnyPath]) -> list[AnyPath]:
+    """The files of folders and files, which are not read."""
+    files: list[AnyPath] = []
+    for path in paths:
+        has_suffix = path.name.lower().endswith(SUFFIX)
+        # Spark writes folders with the suffix. A store would be asked once for each of many files.
+        may_be_folder = not has_suffix or len(paths) == 1 or isinstance(path, Path)
+        with chunk_errors(path):
+            is_folder = may_be_folder and path.is_dir()
+        if is_folder:
+            files += _in_folder(path)
+        elif has_suffix:
+            files.append(path)
+        else:
+            raise ValueError(f"paths must be folders that exist, or end in {SUFFIX}, got {path}")
+    check_named_once("paths", files, "file")
+    return files
+
+
+def _in_folder(folder: AnyPath) -> list[AnyPath]:
+    if (folder / MANIFEST).exists():
+        chunks = Manifest.read(folder).chunks
+        if chunks is None:
+            raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
+        files = [folder / chunk.file for chunk in chunks]
+    else:
+        files = visible_files(folder)
+    files = [path for path in files if path.name.lower().endswith(SUFFIX)]
+    if not files:
+        raise ValueError(f"paths must hold {SUFFIX} files, the folder {folder} has none")
+    return files
+
+
 def open_parquet(path: AnyPath, column: Columns | None, length_column: str | None) -> ParquetFile:
-    """Read the end of a file, and check the columns.
-
-    Args:
-        column: the columns of items. None: the only column besides "length" and `length_column`.
-
-    Raises:
-        ChunkError: The file is missing, damaged, truncated or not Parquet, or has other columns.
-    """
+    """Read the end of a file. Without `column`, items are in the only one besides "length" and `length_column`."""
     with _opened(path, "the footer") as file:
         schema = file.schema_arrow
         found = _only_column(schema.names, length_column) if column is None else column

@@ -17,11 +17,7 @@ _LEVEL = 6  #: of compression, as for other chunk files
 
 
 def has_parquet_items(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int] | None) -> bool:
-    """Whether the file exists with these items. False for a damaged file, which is written again.
-
-    Raises:
-        ValueError: The file holds other items, or `length_fn` counts otherwise.
-    """
+    """Whether the file exists with these items. False for a damaged file, which is written again."""
     if not path.exists():
         return False
     try:
@@ -45,12 +41,7 @@ def _same(stored: Any, item: Any) -> bool:
 
 
 def as_parquet(items: Sequence[Any], compression: str, length_fn: Callable[[Any], int] | None) -> bytes:
-    """The content of a file of one row group: the items, and their lengths in a column "length".
-
-    Raises:
-        TypeError: The items are not all texts or all lists of ints.
-        ValueError: `length_fn` returns something else than a length.
-    """
+    """The content of a file of one row group: the items, and their lengths in a column "length"."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -73,6 +64,7 @@ def as_parquet(items: Sequence[Any], compression: str, length_fn: Callable[[Any]
 def _token_lists(items: Sequence[Any]) -> Any:
     import pyarrow as pa
 
+    # pyarrow would make ints of floats
     arrays = [np.asarray(item) for item in items]
     for number, array in enumerate(arrays):
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

@@ -54,15 +54,11 @@ class ChunkedSource(PartSource):
 
     @abstractmethod
     def _items(self, chunk: Any) -> list[Any]:
-        """Read the items of a chunk. Several threads may call it.
-
-        Raises:
-            ChunkError: The chunk is missing, damaged or has unexpected contents.
-        """
+        """Read the items of a chunk, or raise a `ChunkError`. Several threads may call it."""
 
     @abstractmethod
     def _lengths(self, chunk: Any) -> IntArray:
-        """Read the lengths of the items of a chunk. Otherwise as `_items`."""
+        """Read the lengths of the items of a chunk, or raise a `ChunkError`. Several threads may call it."""
 
     @abstractmethod
     def _check_has_lengths(self) -> None:
@@ -133,10 +129,9 @@ class ChunkSource(ChunkedSource):
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
         on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
             of files, has another size than when the source was made. "raise" raises a `ChunkError`. "skip" skips the
-            file with a warning and records the reason in `skipped`. A state counts the items that could be read. Do not
-            repair a file that was skipped in the open buffer before the state is restored: the position would shift.
-            For a list of files, a state is rejected if the size of a file has changed. For a folder of `write_chunks`,
-            such a change is not detected.
+            file with a warning and records the reason in `skipped`. A state counts the items that could be read: do not
+            repair a file that was skipped in the open buffer before the state is restored. A state is rejected if the
+            size of a file in a list has changed, and not if one in a folder of `write_chunks` has.
         order: the options of `Order`.
 
     Raises:

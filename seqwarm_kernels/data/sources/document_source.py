@@ -72,8 +72,7 @@ class TokenSource(DocumentSource):
     """The documents of flat arrays of tokens: nanoGPT's and llm.c's .bin files, raw arrays of `numpy.memmap`, and .npy.
 
     Items are arrays of tokens, (tokens,) of the file's dtype. Documents are read in runs of 64 neighbours. The runs are
-    shuffled over all files, and the documents inside each buffer. Restoring reads one buffer. The ranks read
-    different runs.
+    shuffled over all files, and the documents inside each buffer. Restoring reads one buffer. Ranks read other runs.
 
     Exactly one of `end_token`, `start_token` and `document_ends` says where documents end. With a token, each file is
     read once to find the documents. Their places are kept in an .npz file of 8 bytes a document, and found again if
@@ -90,16 +89,14 @@ class TokenSource(DocumentSource):
             path or URL of a .npy file of them. The last one is the number of tokens in the file. For a list of `paths`,
             a list with one entry for each.
         dtype: NumPy dtype of a token. None: that of the header, else uint16.
-        index_folder: where the places of documents are kept, a folder or a URL. None: beside each file, or its local
-            copy.
+        index_folder: where the places of documents are kept, a folder or URL. None: beside each file or its local copy.
         buffer_size: number of documents that are in memory together and mixed.
         order: the options of `Order`.
 
     Raises:
         ValueError: a file is named twice, none or several of `end_token`, `start_token` and `document_ends` are given,
             or `document_ends` do not fit.
-        ChunkError: A file is missing, damaged, truncated or of another format, or the token is not in it. A file that
-            is damaged later raises it when it is read.
+        ChunkError: A file is missing, damaged, truncated or of another format, or the token is not in it.
     """
 
     def __init__(
@@ -176,7 +173,7 @@ class MDSSource(DocumentSource):
         ImportError: mosaicml-streaming is not installed.
         ValueError: a folder is named twice, there is no such column, its encoding is another one, or `dtype` is missing
             or too narrow, which is seen when a shard is first read.
-        ChunkError: An index is missing or damaged. A shard that is missing or damaged raises it when it is read.
+        ChunkError: An index or, when it is read, a shard is missing or damaged.
     """
 
     def __init__(

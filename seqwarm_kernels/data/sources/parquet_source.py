@@ -10,8 +10,7 @@ from typing import Any
 from ..batch_planning.plan import IntArray
 from ..files.columns import as_columns
 from ..files.lengths import check_lengths, read_lengths, write_lengths
-from ..files.parquet import ParquetFile
-from ..files.parquet_files import open_parquet_files
+from ..files.parquet import ParquetFile, open_parquet_files
 from ..files.reader import ChunkError
 from ..files.remote import PathLike
 from .base import check_locations, fingerprint
@@ -26,15 +25,14 @@ class ParquetSource(ChunkedSource):
 
     The row groups are shuffled, and the items inside each buffer of `buffer_chunks` row groups. Restoring reads the row
     groups of one buffer. The ranks read different row groups. Their number per rank differs by at most one. The footers
-    of all files are read first, since they say how many row groups there are. Needs pyarrow.
+    of all files are read first. Needs pyarrow.
 
     Args:
         paths: .parquet files, or folders that are searched for such files, in order; or one of them. Each may be a URL
             of fsspec, such as s3://bucket/folder; the row groups are then read ahead, one buffer at most.
         column: a column of text, or of lists of ints, which become NumPy arrays. A list of columns: items are dicts,
             such as {"input_ids": ..., "labels": ...} for the collators. A column of tokens that has labels or a mask of
-            the loss beside it is an error, unless it is in a list. None: the only column besides "length" and
-            `length_column`.
+            the loss beside it must be in a list. None: the only column besides "length" and `length_column`.
         length_column: the column of the items' lengths in tokens, for `with_lengths` and `lengths`. None: lengths that
             `count_lengths` has written, else the lengths of the lists in the first column.
         buffer_chunks: number of row groups that are in memory together and whose items are mixed.
@@ -45,8 +43,8 @@ class ParquetSource(ChunkedSource):
         order: the options of `Order`.
 
     Raises:
-        ValueError: `paths` has fewer row groups than ranks, no files, a file twice, also as one of a folder, or a file
-            with another suffix; or there are no lengths for `with_lengths`. A `ChunkError` names the file.
+        ValueError: there are fewer row groups than ranks, a file is named twice or has another suffix, a folder is
+            missing or has no files, or there are no lengths for `with_lengths`.
         ImportError: pyarrow is missing.
     """
 
@@ -119,8 +117,7 @@ def count_lengths(
         length_fn: counts an item's tokens.
 
     Raises:
-        ValueError: there are no files, one is named twice or cannot be read, or `length_fn` returns something else than
-            a length, or another one than was counted before.
+        ValueError: a file cannot be read, or `length_fn` returns another length than was counted before.
     """
     columns = None if column is None else as_columns(column)
     for file in open_parquet_files(check_locations("paths", paths, _WANTED), columns, None):

@@ -19,7 +19,7 @@ _BLOCK = 256
 class SequenceSource(PartSource):
     """The items of a sequence, fully shuffled: a list, an array, or a map-style dataset of Hugging Face or torch.
 
-    Restoring costs the same at every position and for every size. The sequence must not change.
+    Restoring costs the same everywhere. The sequence must not change.
 
     Args:
         sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it.
@@ -36,14 +36,8 @@ class SequenceSource(PartSource):
     def lengths(self, length: Callable[[Any], int] = count_tokens) -> IntArray:
         """The length of each item of all ranks, in the order of the sequence, (items,) int64.
 
-        Every item is read. A column of lengths, if the sequence has one, is faster.
-
-        Args:
-            length: returns the number of tokens of an item. Default: as in `LengthBatchStream`.
-
-        Raises:
-            TypeError: items are text and have no `length`.
-            ValueError: `length` returns something else than a length.
+        Every item is read. A column of lengths, if the sequence has one, is faster. `length` returns the number of
+        tokens of an item, by default as in `LengthBatchStream`.
         """
         numbers = np.arange(len(self._sequence))
         blocks = (self._read(numbers[first : first + _BLOCK]) for first in range(0, len(numbers), _BLOCK))
