@@ -13,15 +13,12 @@ from .loading.resumable_loader import ResumableLoader
 from .samplers.sampler import LengthBatchSampler
 from .samplers.state import batch_state
 from .samplers.stream import LengthBatchStream
-from .sources.base import Source
+from .sources.base import Order, Source
 from .sources.chunk_source import ChunkSource
-from .sources.mds_source import MDSSource
-from .sources.megatron_source import MegatronSource
-from .sources.order import Order
+from .sources.document_source import MDSSource, MegatronSource, TokenSource
 from .sources.parquet_source import ParquetSource, count_lengths
 from .sources.sequence_source import SequenceSource
 from .sources.stream_source import StreamSource
-from .sources.token_source import TokenSource
 
 __all__ = [
     "BatchPlanner",

@@ -28,11 +28,9 @@ from .files.remote import AnyPath, PathLike, visible_files
 from .samplers.sampler import LengthBatchSampler
 from .sources.base import check_locations
 from .sources.chunk_source import ChunkSource
-from .sources.mds_source import MDSSource
-from .sources.megatron_source import MegatronSource
+from .sources.document_source import MDSSource, MegatronSource, TokenSource
 from .sources.parquet_source import ParquetSource
 from .sources.permutation import permuted
-from .sources.token_source import TokenSource
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

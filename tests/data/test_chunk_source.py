@@ -141,8 +141,8 @@ def test_paths_and_settings_that_do_not_fit(tmp_path, folder):
         ),
         ([], {}, "paths must be a folder of write_chunks, or files, got none"),
         ("missing", {}, "paths must exist, got 'missing': no such file or folder"),
-        (["a.csv"], {}, "files must end in .txt or .jsonl"),
-        (path, {"with_lengths": True}, "with_lengths needs a folder of write_chunks, got"),
+        (["a.csv", "b.csv"], {}, "files must end in .txt or .jsonl"),
+        (path, {"with_lengths": True}, "lengths need a folder of write_chunks with length_fn, got"),
         (folder, {"world_size": 12}, "paths must hold a file or row group for each of 12 ranks, got 11"),
         (folder, {"buffer_chunks": 0}, "buffer_chunks must be at least 1, got 0"),
         (folder, {"on_error": "ignore"}, "on_error must be one of raise, skip, got 'ignore'"),
@@ -161,5 +161,6 @@ def test_folders_that_are_not_ready(tmp_path):
     with pytest.raises(ValueError, match="write_chunks has not finished"):
         ChunkSource(tmp_path)
     write_chunks(["a"], tmp_path, 1)
-    with pytest.raises(ValueError, match="with_lengths needs lengths"):
-        ChunkSource(tmp_path, with_lengths=True)
+    for use in (lambda: ChunkSource(tmp_path, with_lengths=True), ChunkSource(tmp_path).lengths):
+        with pytest.raises(ValueError, match=f"lengths need a folder of write_chunks with length_fn, got {tmp_path}"):
+            use()

@@ -75,8 +75,9 @@ def served(source, count):
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("write", [write_parquet, write_mds], ids=["parquet", "mds"])
-def test_a_restart_at_any_moment_changes_nothing(tmp_path_factory, write, examples):
+def test_a_restart_at_any_moment_changes_nothing(tmp_path_factory, monkeypatch, write, examples):
     pytest.importorskip("pyarrow") if write is write_parquet else need_mds()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
     @settings(max_examples=examples)
     @given(st.data())
@@ -98,7 +99,6 @@ def test_a_restart_at_any_moment_changes_nothing(tmp_path_factory, write, exampl
         for stop in sorted(data.draw(st.lists(st.integers(0, count), max_size=3))):
             found += map(number_of, served(source, stop - len(found)))
             state = through_json(source.state_dict())
-            assert state["items"] == len(found)
             source = make(rank=rank, **order)
             source.load_state_dict(state)
         assert [*found, *map(number_of, served(source, count - len(found)))] == expected

@@ -1,7 +1,9 @@
 """Shards in MosaicML's MDS format: columns, lengths, compressed shards, merged indices, and a wrong dtype."""
 
+import contextlib
+import gzip
 import json
-import os
+import shutil
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ DOCUMENTS = documents(300)
 OTHERS = {"a": "str", "id": "int", "z": "bytes"}, lambda number: {"a": "é" * (number % 5), "id": number, "z": b"\x01"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def streaming():
+@pytest.fixture(autouse=True)
+def streaming(tmp_path, monkeypatch):
     need_mds()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def same(found, expected):
@@ -35,21 +38,30 @@ def test_columns(tmp_path, encoding, others):
 @pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd", "zstd:19"])
 def test_compressed_shards(tmp_path, compression):
     folder = write_mds(tmp_path, DOCUMENTS, compression=compression)
-    source = MDSSource(folder, shuffle=False)
-    assert same(list(source), DOCUMENTS)
-    shards = json.loads((folder / "index.json").read_text())["shards"]
-    assert all(
-        (folder / shard["raw_data"]["basename"]).stat().st_size == shard["raw_data"]["bytes"] for shard in shards
-    )
-
-
-def test_compressed_shards_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
     files = sorted(folder.iterdir())
-    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert same(list(MDSSource(folder, shuffle=False)), DOCUMENTS)
+    for _ in range(2):  # unpacked, and as it was unpacked before
+        assert same(list(MDSSource(folder, shuffle=False)), DOCUMENTS)
     assert sorted(folder.iterdir()) == files
+
+
+def test_compressed_shards_that_are_written_again(tmp_path):
+    folder = write_mds(tmp_path, DOCUMENTS[:5], compression="gz")
+    assert same(list(MDSSource(folder, shuffle=False)), DOCUMENTS[:5])
+    shutil.rmtree(folder)
+    write_mds(tmp_path, DOCUMENTS[4::-1], compression="gz")
+    assert same(list(MDSSource(folder, shuffle=False)), DOCUMENTS[4::-1])
+
+
+def test_a_shard_that_mosaicml_streaming_has_unpacked(tmp_path):
+    folder = write_mds(tmp_path, DOCUMENTS[:9], compression="gz")
+    packed = folder / "shard.00000.mds.gz"
+    packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+    assert same(list(MDSSource(folder, shuffle=False)), DOCUMENTS[:9])
+
+
+def test_compressed_shards_that_cannot_be_kept(tmp_path, monkeypatch):
+    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be unpacked: .*Not a directory"):
@@ -185,10 +197,10 @@ def test_right_dtypes_are_taken(tmp_path, seed):
     [
         ("bytes", {}, "dtype must be that of the tokens in column 'tokens' of .*, which holds bytes, got None"),
         ("ndarray:uint16", {"column": "text"}, "column must be one of tokens of .*, got 'text'"),
-        ("ndarray:uint16", {"dtype": "int32"}, "dtype must be uint16 for column 'tokens' of .*, got int32"),
         ("ndarray", {}, "column 'tokens' of .* must hold bytes, .* got ndarray"),
         ("json", {}, "column 'tokens' of .* must hold bytes, .* got json"),
         ("ndarray:float32", {}, "column 'tokens' of .* must hold bytes, .* got ndarray:float32"),
+        ("ndarray:uint16", {"column": []}, r"column must be a name or a list of names, got \[\]"),
     ],
 )
 def test_columns_that_do_not_fit(tmp_path, encoding, settings, message):
@@ -237,11 +249,34 @@ def test_a_merged_index_at_a_url(tmp_path, s3, monkeypatch):
     assert same(list(MDSSource("s3://bucket/merged")), list(MDSSource(folder)))
 
 
-@pytest.mark.parametrize("name", ["../other/shard.00000.mds", "/shard.00000.mds", "a/../../b", "", 5])
-@pytest.mark.parametrize("kind", ["raw_data", "zip_data"])
-def test_files_outside_the_folder(tmp_path, name, kind):
-    """A shard is unpacked to the name that the index says."""
-    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
-    rewritten(folder, lambda shards: shards[0][kind].update(basename=name))
-    with pytest.raises(ChunkError, match=r"index.json: is not an index of MDS shards"):
-        MDSSource(folder)
+@pytest.mark.parametrize("name", ["../other/shard.00000.mds", "/shard.00000.mds", "a/../../b", ""])
+def test_an_index_does_not_say_where_a_shard_is_unpacked(tmp_path, name):
+    folder = write_mds(tmp_path / "data", DOCUMENTS[:5], compression="gz")
+    rewritten(folder, lambda shards: shards[0]["raw_data"].update(basename=name))
+    files = sorted((tmp_path / "data").rglob("*"))
+    with contextlib.suppress(ChunkError):
+        list(MDSSource(folder))
+    assert sorted((tmp_path / "data").rglob("*")) == files
+    assert {path.name for path in tmp_path.iterdir()} <= {"data", "cache"}
+
+
+# ---- several dimensions
+
+
+@pytest.mark.parametrize("wrong", [0, 5])
+def test_arrays_of_several_dimensions(tmp_path, wrong):
+    """Their rows counted as tokens."""
+    made = [np.arange(12, dtype=np.uint16)] * 9
+    made[wrong] = made[wrong].reshape(4, 3)
+    folder = write_mds(tmp_path, made)
+    for use in (list, lambda source: source.lengths()):
+        with pytest.raises(ChunkError, match=rf"sample {wrong} .* column 'tokens' must have one dim.* \(4, 3\)"):
+            use(MDSSource(folder))
+
+
+def test_the_dtype_is_that_of_bytes_alone(tmp_path):
+    others = {"labels": "ndarray:int64"}, lambda number: {"labels": np.full(len(DOCUMENTS[number]), -100)}
+    folder = write_mds(tmp_path, DOCUMENTS, encoding="bytes", others=others)
+    source = MDSSource(folder, column=["tokens", "labels"], dtype="uint16", shuffle=False)
+    assert same([item["tokens"] for item in source], DOCUMENTS)
+    assert {item["labels"].dtype for item in source} == {np.dtype("int64")}

@@ -370,7 +370,7 @@ def test_a_file_that_vanishes_or_changes(texts):
     ("columns", "column", "message"),
     [
         ({"a": ["x"], "b": ["y"]}, None, "column must name the columns of items, the file has a, b"),
-        ({"a": ["x"], "b": ["y"]}, "c", "column must be one of the file's a, b, got 'c'"),
+        ({"a": ["x"], "b": ["y"]}, "c", "the footer: 'Column c does not exist in schema'"),
         ({"a": [1.5]}, None, "column 'a' must hold text or lists of ints, got double"),
         ({"a": [[1.5]]}, None, "column 'a' must hold text or lists of ints, got list<.*: double>"),
         ({"a": ["x", None]}, None, "row group 0: column 'a' has 1 nulls"),
@@ -389,6 +389,20 @@ def test_invalid_columns(tmp_path, columns, column, message):
         list(ParquetSource(tmp_path, column, **options))
 
 
+def test_no_columns(tmp_path):
+    """It was as if no list was given."""
+    parquet(tmp_path, "a.parquet", {"a": ["x"]})
+    for use in (ParquetSource, lambda path, column: count_lengths(path, len, column)):
+        with pytest.raises(ValueError, match=r"column must be a name or a list of names, got \[\]"):
+            use(tmp_path, [])
+
+
+def test_a_column_of_lengths_that_is_missing(tmp_path):
+    parquet(tmp_path, "a.parquet", {"a": ["x"]})
+    with pytest.raises(ChunkError, match=r"a.parquet: the footer: 'Column tokens does not exist in schema'"):
+        ParquetSource(tmp_path, "a", length_column="tokens")
+
+
 def test_files_of_different_kinds(tmp_path):
     parquet(tmp_path, "a.parquet", {"a": ["x"]})
     parquet(tmp_path, "b.parquet", {"a": [[1]]})
@@ -402,7 +416,8 @@ def test_files_of_different_kinds(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "error", "message"),
     [
-        (["a.txt"], ValueError, "paths must be folders or end in .parquet, got a.txt"),
+        (["a.txt"], ValueError, "paths must be folders that exist, or end in .parquet, got a.txt"),
+        ("missing", ValueError, "paths must be folders that exist, or end in .parquet, got missing"),
         ([], ValueError, "paths must be folders or .parquet files, got none"),
         ("missing.parquet", ChunkError, "missing.parquet: cannot be read: No such file"),
         (__file__.rpartition("/")[0], ValueError, "paths must hold .parquet files, the folder .* has none"),

@@ -69,7 +69,7 @@ def test_epochs(make):
     first, second = numbers(source), numbers(source)
     assert sorted(first) == sorted(second) == NUMBERS
     assert first != second != NUMBERS != first
-    assert (source.epoch, source.items) == (2, 520)
+    assert source.epoch == 2
     again = make(seed=3)
     assert (numbers(again), numbers(again)) == (first, second)
     assert numbers(make(seed=4)) != first
@@ -107,7 +107,6 @@ def test_resumes_at_every_item(make):
         restored.load_state_dict(json.loads(written))
         assert restored.state_dict() == state
         assert drawn(iter(restored), 1) == expected[position : position + 1]
-        assert restored.items == position + 1
 
 
 @examples(150, deadline=None)
@@ -218,6 +217,12 @@ def test_states_of_other_configurations(name, make, paths):
             other_items.load_state_dict(state)
 
 
+def test_a_misspelt_option_names_the_source(make):
+    name = type(make()).__name__
+    with pytest.raises(TypeError, match=f"{name}.* got an unexpected keyword argument 'shufle'"):
+        make(shufle=False)
+
+
 def test_ints_of_numpy_in_options(make):
     source = make(seed=np.int64(3), rank=np.int32(0), world_size=np.int64(2))
     assert through_json(source.state_dict()) == make(seed=3, rank=0, world_size=2).state_dict()
@@ -324,15 +329,3 @@ def test_each_buffer_of_each_rank_has_its_own_order():
         items = list(StreamSource(Stream(range(400)), buffer_size=100, rank=rank, world_size=2))
         orders.update(tuple(item // 2 % 50 for item in items[begin : begin + 50]) for begin in range(0, 200, 50))
     assert len(orders) == 8
-
-
-def test_a_stream_that_became_shorter():
-    """The state of a stream does not know its items: what is missing is found when it is read."""
-    source = StreamSource(Stream(range(90)), buffer_size=100)
-    list(islice(source, 80))
-    shorter = StreamSource(Stream(range(50)), buffer_size=100)
-    shorter.load_state_dict(source.state_dict())
-    with pytest.raises(
-        ValueError, match="must have the same items as when the state was taken, after item 80 of block 0, got 50"
-    ):
-        next(iter(shorter))

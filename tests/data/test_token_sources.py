@@ -278,12 +278,6 @@ def test_dtypes_of_megatron(tmp_path, dtype):
     assert next(iter(source)).dtype == dtype
 
 
-@pytest.mark.parametrize("prefix", [".", "/", ".bin", "memory://"])
-def test_a_prefix_without_a_name(prefix):
-    with pytest.raises(ValueError, match=r"prefixes must name a data set without .bin and .idx, got"):
-        MegatronSource(prefix)
-
-
 def test_a_data_set_that_is_named_twice(tmp_path):
     prefix = write_megatron(tmp_path, DOCUMENTS[:3])
     paths = sorted(prefix.parent.glob(f"{prefix.name}*"))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import struct
 
 import numpy as np
@@ -81,6 +82,11 @@ FILES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(params=FILES)
 def data_set(request, tmp_path):
     if request.param.startswith("mds"):
@@ -105,8 +111,7 @@ def test_damaged_bytes(data_set, examples):
 
     def check(example):
         path.write_bytes(example)
-        for unpacked in path.parent.glob("*.mds") if "zstd" in path.name else ():
-            unpacked.unlink()
+        shutil.rmtree(path.parent.parent / "cache", ignore_errors=True)  # of unpacked shards
         refusal = refusal_of(lambda: read(path, source))
         assert refusal is None or str(path.parent) in refusal
         if len(example) < len(content) and source is not flat:
@@ -194,8 +199,8 @@ LENGTHS, POINTERS, INDICES = 34, 34 + 4 * 100, 34 + 12 * 100  # where they begin
     ("byte", "layout", "value", "message"),
     [
         (9, "<Q", 2, "at byte 9, the version is 2, expected 1"),
-        (17, "B", 6, "at byte 17, the code of the dtype is 6, which is a float; ints have [1, 2, 3, 4, 5, 8]"),
-        (17, "B", 9, "at byte 17, the code of the dtype is 9, which is unknown"),
+        (17, "B", 6, "at byte 17, the code of the dtype is 6, ints have [1, 2, 3, 4, 5, 8]"),
+        (17, "B", 9, "at byte 17, the code of the dtype is 9, ints have"),
         (18, "<Q", 99, "at byte 2,030, 99 sequences and 101 document indices need 2,030 bytes, the file has 2,042"),
         (18, "<Q", 2**60, "at byte 2,042, 1,152,921,504,606,846,976 sequences and 101 document indices need"),
         (LENGTHS + 8, "<i", -5, f"at byte {LENGTHS + 8}, a length is negative: number 2 is -5"),

@@ -9,6 +9,14 @@ from ...resizing.entry_names import is_label, is_loss_mask
 Columns = str | tuple[str, ...]
 
 
+def as_columns(column: str | Iterable[str]) -> Columns:
+    """One name, or a tuple of at least one."""
+    columns = column if isinstance(column, str) else tuple(column)
+    if not columns:
+        raise ValueError(f"column must be a name or a list of names, got {column!r}")
+    return columns
+
+
 def names_of(column: Columns) -> tuple[str, ...]:
     return (column,) if isinstance(column, str) else column
 

@@ -14,27 +14,10 @@ from .remote import AnyPath
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = np.dtype([("magic", "V9"), ("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")])
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  #: of ints, by their codes
-_FLOATS = (6, 7)
-
-
-def prefix_of(path: AnyPath) -> AnyPath:
-    """The path of a data set without .bin and .idx.
-
-    Raises:
-        ValueError: `path` has no name, such as ".".
-    """
-    name = path.name.removesuffix(".bin").removesuffix(".idx")
-    if not name:
-        raise ValueError(f"prefixes must name a data set without .bin and .idx, got {str(path)!r}")
-    return path.with_name(name)
 
 
 def open_megatron(prefix: AnyPath) -> TokenFile:
-    """The documents of `prefix`.bin, from `prefix`.idx. A document is one or several sequences of the index.
-
-    Raises:
-        ChunkError: A file is missing, truncated, damaged or of another format. The message names the place.
-    """
+    """The documents of `prefix`.bin, from `prefix`.idx. A document is one or several sequences of the index."""
     tokens, index = (DataFile(prefix.with_name(prefix.name + suffix)) for suffix in (".bin", ".idx"))
     header = _read_header(index)
     num_sequences, num_indices = int(header["sequences"]), int(header["documents"])
@@ -67,8 +50,7 @@ def _read_header(index: DataFile) -> Any:
     if header["version"] != 1:
         raise index.error_at(9, f"the version is {header['version']}, expected 1")
     if code not in _DTYPES:
-        kind = "a float" if code in _FLOATS else "unknown"
-        raise index.error_at(17, f"the code of the dtype is {code}, which is {kind}; ints have {list(_DTYPES)}")
+        raise index.error_at(17, f"the code of the dtype is {code}, ints have {list(_DTYPES)}")
     return header
 
 

@@ -1,13 +1,19 @@
-"""Parquet files: columns of texts or lists of ints, and their lengths. Needs pyarrow. Errors name the row group."""
+"""Parquet files: columns of texts or lists of ints, and their lengths. Needs pyarrow.
+
+pyarrow's data sets are not used: their error about a damaged page names neither file nor row group, and a read from a
+store that failed is not tried again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -15,10 +21,10 @@ from numpy.typing import NDArray
 
 from ...utils.checks import needs
 from .columns import Columns, check_no_labels, names_of
-from .reader import ChunkError, reason_of
-from .remote import AnyPath, file_size, open_file, read_range
-
-T = TypeVar("T")
+from .manifest import MANIFEST, Manifest
+from .reader import ChunkError, chunk_errors, reason_of
+from .remote import AnyPath, check_named_once, file_size, open_file, read_range, visible_files
+from .transfers import read_ahead
 
 SUFFIX = ".parquet"
 
@@ -26,6 +32,7 @@ SUFFIX = ".parquet"
 TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
 
 _END = 2**16  #: bytes at the end of a file whose checksum tells its versions apart
+_THREADS = 16
 
 
 def check_pyarrow() -> None:
@@ -44,54 +51,48 @@ class ParquetFile:
     column: Columns
     kinds: dict[str, str]  #: name of a column of items -> "text", or "tokens", which are lists of ints
 
-    def items(self, group: int, length_column: str | None = None) -> tuple[list[Any], NDArray[np.int64] | None]:
-        """The items of a row group: strings or NumPy arrays, or dicts of these.
-
-        Returns:
-            The items. Their lengths in `length_column`, or those of the arrays in the first column, (items,) int64;
-            None for text without a column of lengths.
-        """
-        columns = self._read(group, [*self.kinds, *([length_column] if length_column else [])], length_column)
-        lengths = _lengths(columns[length_column or self.first]) if length_column or not self.holds_text else None
-        values = [_values(columns[name]) for name in self.kinds]
+    def items(self, group: int) -> list[Any]:
+        """The items of a row group: strings or NumPy arrays, or dicts of these."""
+        with _opened(self.path, f"row group {group}") as file:
+            table = self._table(file, group, [*self.kinds])
+            values = [_values(table.column(name), kind) for name, kind in self.kinds.items()]
         if isinstance(self.column, str):
-            return values[0], lengths
-        return [dict(zip(self.kinds, row, strict=True)) for row in zip(*values, strict=True)], lengths
+            return values[0]
+        return [dict(zip(self.kinds, row, strict=True)) for row in zip(*values, strict=True)]
 
-    def lengths(self, group: int, length_column: str | None) -> NDArray[np.int64]:
+    def lengths(self, group: int, length_column: str | None = None) -> NDArray[np.int64]:
         """The lengths of a row group in a column, or those of the lists in its first column, (items,) int64."""
-        name = length_column or self.first
-        return _lengths(self._read(group, [name], length_column)[name])
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-    @property
-    def first(self) -> str:
-        """The column that tells lengths."""
-        return next(iter(self.kinds))
+        with _opened(self.path, f"row group {group}") as file:
+            column = self._table(file, group, [length_column or self._first]).column(0)
+            lengths = pc.list_value_length(column) if length_column is None else column.cast(pa.uint32())
+            return np.asarray(lengths, np.int64)
 
     @property
     def holds_text(self) -> bool:
-        return self.kinds[self.first] == "text"
+        """Whether the first column, which tells the lengths, is text."""
+        return self.kinds[self._first] == "text"
 
-    def _read(self, group: int, names: Sequence[str], length_column: str | None) -> dict[str, Any]:
-        """Columns without nulls, that of lengths as uint32."""
+    @property
+    def _first(self) -> str:
+        return next(iter(self.kinds))
 
-        def read(file: Any) -> dict[str, Any]:
-            import pyarrow as pa
+    def _table(self, file: Any, group: int, names: Sequence[str]) -> Any:
+        """Columns of a row group, which have no nulls."""
+        import pyarrow.compute as pc
 
-            table = file.read_row_group(group, columns=names)
-            table.validate(full=True)
-            if len(table) != self.rows[group]:
-                raise ValueError(f"{len(table)} rows, the footer said {self.rows[group]}")
-            columns = {name: table.column(name).combine_chunks() for name in names}
-            for name, column in columns.items():
-                nulls = column.null_count + (column.flatten().null_count if _is_list_of_ints(column.type) else 0)
-                if nulls:
-                    raise ValueError(f"column {name!r} has {nulls} nulls")
-            if length_column is not None:
-                columns[length_column] = columns[length_column].cast(pa.uint32())
-            return columns
-
-        return _read(self.path, f"row group {group}", read)
+        table = file.read_row_group(group, columns=names)
+        table.validate(full=True)
+        if len(table) != self.rows[group]:
+            raise ValueError(f"{len(table)} rows, the footer said {self.rows[group]}")
+        for name in names:
+            column = table.column(name)
+            nulls = column.null_count + (pc.list_flatten(column).null_count if _is_list_of_ints(column.type) else 0)
+            if nulls:
+                raise ValueError(f"column {name!r} has {nulls} nulls")
+        return table
 
     @cached_property
     def lengths_path(self) -> AnyPath:
@@ -107,44 +108,87 @@ class ParquetFile:
         return self.path.with_name(f"{self.path.name[: -len(SUFFIX)]}.{columns}.{version}.lengths.npy")
 
 
+def open_parquet_files(
+    paths: list[AnyPath], column: Columns | None, length_column: str | None
+) -> Iterator[ParquetFile | ChunkError]:
+    """Open the files of folders and files. An error takes the place of a file that is damaged or has other columns."""
+
+    def opened(path: AnyPath) -> ParquetFile | ChunkError:
+        try:
+            return open_parquet(path, column, length_column)
+        except ChunkError as error:
+            return error
+
+    check_pyarrow()
+    first = None
+    for found in read_ahead(opened, _find(paths), _THREADS):
+        if isinstance(found, ParquetFile):
+            first = first or found
+            if found.kinds != first.kinds:
+                found = ChunkError(found.path, None, f"has columns {found.kinds}, {first.path} has {first.kinds}")
+        yield found
+
+
+def _find(paths: list[AnyPath]) -> list[AnyPath]:
+    """The files of folders and files, which are not read."""
+    files: list[AnyPath] = []
+    for path in paths:
+        has_suffix = path.name.lower().endswith(SUFFIX)
+        # Spark writes folders with the suffix. A store would be asked once for each of many files.
+        may_be_folder = not has_suffix or len(paths) == 1 or isinstance(path, Path)
+        with chunk_errors(path):
+            is_folder = may_be_folder and path.is_dir()
+        if is_folder:
+            files += _in_folder(path)
+        elif has_suffix:
+            files.append(path)
+        else:
+            raise ValueError(f"paths must be folders that exist, or end in {SUFFIX}, got {path}")
+    check_named_once("paths", files, "file")
+    return files
+
+
+def _in_folder(folder: AnyPath) -> list[AnyPath]:
+    if (folder / MANIFEST).exists():
+        chunks = Manifest.read(folder).chunks
+        if chunks is None:
+            raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
+        files = [folder / chunk.file for chunk in chunks]
+    else:
+        files = visible_files(folder)
+    files = [path for path in files if path.name.lower().endswith(SUFFIX)]
+    if not files:
+        raise ValueError(f"paths must hold {SUFFIX} files, the folder {folder} has none")
+    return files
+
+
 def open_parquet(path: AnyPath, column: Columns | None, length_column: str | None) -> ParquetFile:
-    """Read the end of a file, and check the columns.
-
-    Args:
-        column: the columns of items. None: the only column besides "length" and `length_column`.
-
-    Raises:
-        ChunkError: The file is missing, damaged, truncated or not Parquet, or has other columns.
-    """
-
-    def read(opened: Any) -> ParquetFile:
-        schema = opened.schema_arrow
-        found = column or _only_column(schema.names, length_column)
-        for argument, name in [*(("column", each) for each in names_of(found)), ("length_column", length_column)]:
-            if name is not None and schema.get_field_index(name) < 0:
-                raise ValueError(f"{argument} must be one of the file's {', '.join(schema.names)}, got {name!r}")
+    """Read the end of a file. Without `column`, items are in the only one besides "length" and `length_column`."""
+    with _opened(path, "the footer") as file:
+        schema = file.schema_arrow
+        found = _only_column(schema.names, length_column) if column is None else column
         kinds = {name: _kind(schema.field(name)) for name in names_of(found)}
+        if length_column is not None:
+            schema.field(length_column)
         if isinstance(found, str) and kinds[found] == "tokens":
             check_no_labels(found, [field.name for field in schema if _is_list_of_ints(field.type)])
         # In a damaged file a column of a row group may abort the process, so none is asked for its size.
-        groups = range(opened.metadata.num_row_groups)
-        rows = tuple(opened.metadata.row_group(number).num_rows for number in groups)
+        rows = tuple(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
         return ParquetFile(path, rows, file_size(path), found, kinds)
 
-    return _read(path, "the footer", read)
 
-
-def _read(path: AnyPath, place: str, read: Callable[[Any], T]) -> T:
-    """Call `read` with the opened file."""
+@contextmanager
+def _opened(path: AnyPath, place: str) -> Iterator[Any]:
+    """The opened file. Errors of reading it name the place."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with open_file(path) as file:
-            return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
+            yield pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True)
     except FileNotFoundError as error:
         raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
-    except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
+    except (KeyError, OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ChunkError(path, None, f"{place}: {reason}") from error
 
@@ -174,15 +218,8 @@ def _is_list_of_ints(kind: Any) -> bool:
     return bool(is_list and (types.is_integer(kind.value_type) or types.is_boolean(kind.value_type)))
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: Any, kind: str) -> list[Any]:
     """Strings, or arrays. These are copied, so that an item that is kept does not keep its row group in memory."""
-    if not _is_list_of_ints(column.type):
+    if kind == "text":
         return list(column.to_pylist())
-    return [array.copy() for array in column.to_numpy(zero_copy_only=False)]
-
-
-def _lengths(column: Any) -> NDArray[np.int64]:
-    """The values of a column of lengths, or the lengths of lists."""
-    import pyarrow.compute as pc
-
-    return np.asarray(pc.list_value_length(column) if _is_list_of_ints(column.type) else column, dtype=np.int64)
+    return [array.copy() for array in column.to_numpy()]

@@ -17,24 +17,23 @@ _LEVEL = 6  #: of compression, as for other chunk files
 
 
 def has_parquet_items(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int] | None) -> bool:
-    """Whether the file exists with these items. False for a damaged file, which is written again.
-
-    Raises:
-        ValueError: The file holds other items, or `length_fn` counts otherwise.
-    """
+    """Whether the file exists with these items. False for a damaged file, which is written again."""
     if not path.exists():
         return False
-    length_column = None if length_fn is None else LENGTH_COLUMN
     try:
-        file = open_parquet(path, None, length_column)
-        found, lengths = file.items(0, length_column)
+        file = open_parquet(path, _column_of(items), None if length_fn is None else LENGTH_COLUMN)
+        found = file.items(0)
+        if len(found) != len(items) or not all(map(_same, found, items)):
+            raise ValueError(f"{path} holds other items than these; write them into another folder")
+        if length_fn is not None:
+            check_lengths(path, items, file.lengths(0, LENGTH_COLUMN), length_fn)
     except ChunkError:
         return False
-    if len(found) != len(items) or not all(map(_same, found, items)):
-        raise ValueError(f"{path} holds other items than these; write them into another folder")
-    if length_fn is not None and lengths is not None:
-        check_lengths(path, items, lengths, length_fn)
-    return file.column in (TEXT_COLUMN, TOKENS_COLUMN)
+    return True
+
+
+def _column_of(items: Sequence[Any]) -> str:
+    return TEXT_COLUMN if all(isinstance(item, str) for item in items) else TOKENS_COLUMN
 
 
 def _same(stored: Any, item: Any) -> bool:
@@ -42,17 +41,12 @@ def _same(stored: Any, item: Any) -> bool:
 
 
 def as_parquet(items: Sequence[Any], compression: str, length_fn: Callable[[Any], int] | None) -> bytes:
-    """The content of a file of one row group: the items, and their lengths in a column "length".
-
-    Raises:
-        TypeError: The items are not all texts or all lists of ints.
-        ValueError: `length_fn` returns something else than a length.
-    """
+    """The content of a file of one row group: the items, and their lengths in a column "length"."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    is_text = all(isinstance(item, str) for item in items)
-    columns = {TEXT_COLUMN: pa.array(items, pa.string())} if is_text else {TOKENS_COLUMN: _token_lists(items)}
+    name = _column_of(items)
+    columns = {name: pa.array(items, pa.string()) if name == TEXT_COLUMN else _token_lists(items)}
     if length_fn is not None:
         columns[LENGTH_COLUMN] = pa.array([count_length(length_fn, item) for item in items], pa.uint32())
     sink = pa.BufferOutputStream()
@@ -70,6 +64,7 @@ def as_parquet(items: Sequence[Any], compression: str, length_fn: Callable[[Any]
 def _token_lists(items: Sequence[Any]) -> Any:
     import pyarrow as pa
 
+    # pyarrow would make ints of floats
     arrays = [np.asarray(item) for item in items]
     for number, array in enumerate(arrays):
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

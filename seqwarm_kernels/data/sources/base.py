@@ -1,19 +1,20 @@
-"""The `Source` protocol, and the base class of this package's sources."""
+"""What this package's sources share: the `Source` protocol, the options of `Order`, and base classes with the state."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from ...utils.checks import check_same_configuration
+from ...utils.checks import check_int, check_rank, check_same_configuration
 from ..batch_planning.plan import IntArray
 from ..files.remote import AnyPath, PathLike, check_location, check_named_once, is_path
-from .order import Order
+from ..files.transfers import read_ahead
 from .permutation import permutation, permuted
 
 T_co = TypeVar("T_co", covariant=True)
@@ -39,6 +40,37 @@ class Source(Protocol[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
+@dataclass
+class Order:
+    """The order of a source's items, and which of them this process reads.
+
+    Every source of this package takes these as keyword arguments: `SequenceSource(items, seed=3, infinite=True)`.
+
+    Args:
+        seed: determines the order, together with the epoch.
+        shuffle: False: keep the order of the data.
+        infinite: repeat epochs forever, each in its own order. Otherwise each `iter()` yields one epoch.
+        rank, world_size: this process reads every world_size-th item of the epoch's order, or every world_size-th part
+            of a source that reads in parts: files, row groups, or runs of documents. In a `LengthBatchStream`, leave
+            them out: the stream assigns batches to ranks itself.
+
+    Raises:
+        TypeError: `seed`, `rank` or `world_size` is not an int.
+        ValueError: `seed` is negative, or `rank` is not in [0, world_size).
+    """
+
+    seed: int = 0
+    shuffle: bool = True
+    infinite: bool = False
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_rank(self.rank, self.world_size)
+        self.seed = check_int("seed", self.seed, minimum=0)
+        self.rank, self.world_size = int(self.rank), int(self.world_size)  # NumPy's ints are not JSON-able
+
+
 class BlockSource(ABC):
     """Base class of sources that read items in blocks. The state is a cursor: epoch, block and position in the block.
 
@@ -54,16 +86,12 @@ class BlockSource(ABC):
     """
 
     def __init__(self, **order: Any) -> None:
+        for name in order.keys() - {field.name for field in fields(Order)}:
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
         self.order = Order(**order)
         self.infinite, self.world_size = self.order.infinite, self.order.world_size  # streams ask every source
-        self.epoch = self._items_before_block = 0
-        self._block = self._position = 0  # the position counts the items of the block that were yielded
+        self.epoch = self._block = self._position = 0  # the position counts the items of the block that were yielded
         self._latest_iterator = 0
-
-    @property
-    def items(self) -> int:
-        """Number of items yielded so far, over all epochs."""
-        return self._items_before_block + self._position
 
     @abstractmethod
     def _blocks(self) -> Iterator[list[Any]]:
@@ -76,39 +104,24 @@ class BlockSource(ABC):
     def _rest(self, iterator: int) -> Iterator[Any]:
         self._check_latest(iterator)
         while True:
-            items_before, from_start = self.items, self._block == self._position == 0
+            is_empty = self._block == self._position == 0
             for block in self._blocks():
-                self._check_position(block)
+                is_empty = is_empty and not block
                 for item in islice(block, self._position, None):
                     self._position += 1  # before the item is yielded: a state is that of the next item
                     yield item
                     if iterator != self._latest_iterator:
                         self._check_latest(iterator)
-                self._items_before_block += len(block)
                 self._block, self._position = self._block + 1, 0
             self.epoch, self._block = self.epoch + 1, 0
             if not self.infinite:
                 return
-            if from_start and self.items == items_before:
+            if is_empty:
                 raise ValueError(f"{type(self).__name__} must have items to be infinite, got an empty epoch")
 
     def _check_latest(self, iterator: int) -> None:
         if iterator != self._latest_iterator:
             raise RuntimeError("this iterator is invalid: the source was iterated again or restored in the meantime")
-
-    def _check_position(self, block: list[Any]) -> None:
-        if 0 < len(block) < self._position:  # a block whose files were skipped is empty
-            raise ValueError(
-                f"{type(self).__name__} must have the same items as when the state was taken, after item "
-                f"{self._position} of block {self._block}, got {len(block)}"
-            )
-
-    def _numbers(self, per_block: int, total: int) -> IntArray:
-        """Which of `total` parts this rank reads in the open block, in the order of the epoch. None after the last."""
-        order = self.order
-        first = order.rank + self._block * per_block * order.world_size
-        positions = np.arange(first, min(total, first + per_block * order.world_size), order.world_size)
-        return permuted(positions, total, order.seed, self.epoch) if order.shuffle else positions
 
     def _shuffled(self, items: list[Any]) -> list[Any]:
         """The items of the open block in the order of the epoch."""
@@ -120,8 +133,7 @@ class BlockSource(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor and the configuration, as plain values without items."""
-        cursor = {"epoch": self.epoch, "block": self._block, "position": self._position, "items": self.items}
-        return {**cursor, **self._configuration()}
+        return {"epoch": self.epoch, "block": self._block, "position": self._position, **self._configuration()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from `state_dict` at the next `iter()`. Nothing is read yet.
@@ -132,7 +144,6 @@ class BlockSource(ABC):
         self.check_state_dict(state_dict)
         self._latest_iterator += 1
         self.epoch, self._block, self._position = (state_dict[name] for name in ("epoch", "block", "position"))
-        self._items_before_block = state_dict["items"] - self._position
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise the error of `load_state_dict` without loading."""
@@ -142,14 +153,35 @@ class BlockSource(ABC):
 
     def _configuration(self) -> dict[str, Any]:
         """The settings that a loaded state must agree with. Subclasses add theirs."""
-        order = self.order
-        return {
-            "source": type(self).__name__,
-            "seed": order.seed,
-            "shuffle": order.shuffle,
-            "rank": order.rank,
-            "world_size": order.world_size,
-        }
+        order = {name: value for name, value in vars(self.order).items() if name != "infinite"}
+        return {"source": type(self).__name__, **order}
+
+
+class PartSource(BlockSource):
+    """Base class of sources that are divided into parts: items, runs of documents, row groups or files.
+
+    The parts are shuffled, and the items inside each block of parts. A subclass calls `_set_parts`.
+    """
+
+    def _set_parts(self, count: int, per_block: int, *, reads_ahead: bool = False) -> None:
+        """The number of parts of all ranks, and of a block, and whether a thread reads the next block meanwhile."""
+        self._num_parts, self._per_block, self._reads_ahead = count, per_block, reads_ahead
+
+    @abstractmethod
+    def _read(self, numbers: IntArray) -> list[Any]:
+        """Read the items of a block of parts."""
+
+    def _blocks(self) -> Iterator[list[Any]]:
+        read = read_ahead(self._read, self._numbers(), 1) if self._reads_ahead else map(self._read, self._numbers())
+        return map(self._shuffled, read)
+
+    def _numbers(self) -> Iterator[IntArray]:
+        """The parts of each block that this rank reads."""
+        order, total = self.order, self._num_parts
+        step = self._per_block * order.world_size
+        for first in range(order.rank + self._block * step, total, step):
+            positions = np.arange(first, min(total, first + step), order.world_size)
+            yield permuted(positions, total, order.seed, self.epoch) if order.shuffle else positions
 
 
 def check_locations(name: str, values: PathLike | Iterable[PathLike], wanted: str) -> list[AnyPath]:

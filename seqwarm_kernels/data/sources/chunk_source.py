@@ -1,21 +1,112 @@
-"""A source over chunk files, shuffled by file and inside buffers of files."""
+"""Sources that read their items in chunks: files of items here, row groups of Parquet files in `parquet_source`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ...utils.checks import check_choice, check_int
 from ..batch_planning.plan import IntArray
 from ..files.lengths import lengths_path, read_lengths
 from ..files.manifest import Manifest
-from ..files.reader import chunk_errors, format_of, read_chunk
-from ..files.remote import AnyPath, PathLike, file_size, is_path
-from .base import check_locations, fingerprint
-from .chunked_source import ChunkedSource
+from ..files.reader import ChunkError, chunk_errors, format_of, read_chunk
+from ..files.remote import AnyPath, PathLike, file_size
+from ..files.transfers import read_ahead
+from .base import PartSource, check_locations, fingerprint
 
 _THREADS = 16
+
+
+class ChunkedSource(PartSource):
+    """Chunks in random order, and the items of each buffer of `buffer_chunks` chunks in random order.
+
+    Chunks at URLs are read ahead, in threads and one buffer at most. A subclass passes its chunks to `_set_chunks`.
+
+    Attributes:
+        skipped: the reason for each chunk or file that was skipped so far.
+    """
+
+    def __init__(
+        self, *, buffer_chunks: int = 1, with_lengths: bool = False, on_error: str = "raise", **order: Any
+    ) -> None:
+        super().__init__(**order)
+        check_choice("on_error", on_error, ("raise", "skip"))
+        self.buffer_chunks = check_int("buffer_chunks", buffer_chunks, minimum=1)
+        self.with_lengths, self.on_error = with_lengths, on_error
+        self.skipped: dict[str, str] = {}
+
+    def _set_chunks(self, chunks: Sequence[Any], paths: Iterable[AnyPath]) -> None:
+        """The chunks of all ranks, in order, and the files that hold them."""
+        if len(chunks) < self.world_size:
+            raise ValueError(
+                f"paths must hold a file or row group for each of {self.world_size} ranks, got {len(chunks)}"
+            )
+        self._chunks = chunks
+        self._set_parts(len(chunks), self.buffer_chunks, reads_ahead=not all(isinstance(path, Path) for path in paths))
+        if self.with_lengths:
+            self._check_has_lengths()
+
+    @abstractmethod
+    def _items(self, chunk: Any) -> list[Any]:
+        """Read the items of a chunk, or raise a `ChunkError`. Several threads may call it."""
+
+    @abstractmethod
+    def _lengths(self, chunk: Any) -> IntArray:
+        """Read the lengths of the items of a chunk, or raise a `ChunkError`. Several threads may call it."""
+
+    @abstractmethod
+    def _check_has_lengths(self) -> None:
+        """Raise a ValueError if nothing tells the lengths."""
+
+    @abstractmethod
+    def _name_of(self, chunk: Any) -> str:
+        """The chunk's key in `skipped`."""
+
+    def lengths(self) -> IntArray:
+        """The number of tokens of each item of all ranks, in the order of the files, (items,) int64.
+
+        The items are not read, unless they are lists of tokens without lengths.
+
+        Raises:
+            ValueError: There are no lengths, or those of a file are missing or cannot be read.
+        """
+        self._check_has_lengths()
+        return np.concatenate([*read_ahead(self._lengths, self._chunks, _THREADS)])
+
+    def _read(self, numbers: IntArray) -> list[Any]:
+        chunks = [self._chunks[number] for number in numbers.tolist()]
+        loaded = read_ahead(self._load, chunks, len(chunks)) if self._reads_ahead else map(self._load, chunks)
+        items: list[Any] = []
+        for chunk, found in zip(chunks, loaded, strict=True):
+            if isinstance(found, ChunkError):
+                self._skip(self._name_of(chunk), found)
+            else:
+                items += found
+        return items
+
+    def _load(self, chunk: Any) -> list[Any] | ChunkError:
+        try:
+            items = self._items(chunk)
+            return list(zip(items, self._lengths(chunk).tolist(), strict=True)) if self.with_lengths else items
+        except ChunkError as error:
+            return error
+
+    def _skip(self, name: str, error: ChunkError) -> None:
+        """Raise the error, or warn of it once and go on."""
+        if self.on_error == "raise":
+            raise error
+        if name not in self.skipped:
+            warnings.warn(f"skipped: {error}", stacklevel=2)
+        self.skipped[name] = str(error)
+
+    def _configuration(self) -> dict[str, Any]:
+        return {**super()._configuration(), "buffer_chunks": self.buffer_chunks}
 
 
 class _File(NamedTuple):
@@ -34,21 +125,18 @@ class ChunkSource(ChunkedSource):
         paths: a folder of `write_chunks`, or files in order: .txt or .jsonl, optionally followed by .gz or .zst. Each
             path may be a URL of fsspec, such as s3://bucket/folder; such files are read ahead, one buffer at most. Each
             file is read as a whole. Blank lines and a byte-order mark are skipped.
-        buffer_chunks: number of files that are in memory together and whose items are mixed. A larger buffer mixes
-            further. Restoring reads this many files.
+        buffer_chunks: number of files that are in memory together and whose items are mixed.
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
         on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
             of files, has another size than when the source was made. "raise" raises a `ChunkError`. "skip" skips the
-            file with a warning and records the reason in `skipped`. A state counts the items that could be read. Do not
-            repair a file that was skipped in the open buffer before the state is restored: the position would shift.
-            For a list of files, a state is rejected if the size of a file has changed. For a folder of `write_chunks`,
-            such a change is not detected.
+            file with a warning and records the reason in `skipped`. A state counts the items that could be read: do not
+            repair a file that was skipped in the open buffer before the state is restored. A state is rejected if the
+            size of a file in a list has changed, and not if one in a folder of `write_chunks` has.
         order: the options of `Order`.
 
     Raises:
-        ValueError: `paths` has fewer files than ranks, no files, a file twice, a file with another suffix, a missing
-            folder, a folder without a finished manifest, or no lengths for `with_lengths`; or a setting is out of
-            range.
+        ValueError: there are fewer files than ranks, a file is named twice or has another suffix, a folder is missing
+            or `write_chunks` has not finished it, or there are no lengths for `with_lengths`.
     """
 
     def __init__(
@@ -60,69 +148,51 @@ class ChunkSource(ChunkedSource):
         on_error: str = "raise",
         **order: Any,
     ) -> None:
-        self._files = _find(paths, with_lengths)
-        super().__init__(
-            buffer_chunks=buffer_chunks,
-            with_lengths=with_lengths,
-            on_error=on_error,
-            num_chunks=len(self._files),
-            reads_ahead=not all(isinstance(file.path, Path) for file in self._files),
-            **order,
-        )
+        super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
+        found = check_locations("paths", paths, "a folder of write_chunks, or files")
+        with chunk_errors(found[0]):
+            if len(found) == 1 and not found[0].exists():
+                raise ValueError(f"paths must exist, got {str(found[0])!r}: no such file or folder")
+            is_folder = len(found) == 1 and found[0].is_dir()
+        files, self._has_lengths = _in_folder(found[0]) if is_folder else (_listed(found), False)
+        self._set_chunks(files, found)
         # The names and sizes of the files: the folder may be moved, and no file is read.
-        self._fingerprint = fingerprint([(file.path.name, file.items, file.bytes) for file in self._files])
+        self._fingerprint = fingerprint([(file.path.name, file.items, file.bytes) for file in files])
 
-    def lengths(self) -> IntArray:
-        """The lengths that `write_chunks` stored, of all ranks, in the order of the files, (items,) int64.
+    def _check_has_lengths(self) -> None:
+        if not self._has_lengths:
+            raise ValueError(f"lengths need a folder of write_chunks with length_fn, got {self._chunks[0].path}")
 
-        Raises:
-            ValueError: `paths` is not a folder of `write_chunks` with lengths.
-        """
-        first = self._files[0]
-        if first.items is None:
-            raise ValueError(f"lengths need a folder of write_chunks, {first.path} is a file")
-        return Manifest.read(first.path.parent).lengths(first.path.parent)
+    def _items(self, chunk: _File) -> list[Any]:
+        return read_chunk(chunk.path, chunk.items, chunk.bytes)
 
-    def _load(self, chunk: int) -> list[Any]:
-        file = self._files[chunk]
-        items = read_chunk(file.path, file.items, file.bytes)
-        if not self.with_lengths:
-            return items
-        lengths = read_lengths(lengths_path(file.path), len(items))
-        return list(zip(items, lengths.tolist(), strict=True))
+    def _lengths(self, chunk: _File) -> IntArray:
+        assert chunk.items is not None
+        return read_lengths(lengths_path(chunk.path), chunk.items)
 
-    def _name_of(self, chunk: int) -> str:
-        return str(self._files[chunk].path)
+    def _name_of(self, chunk: _File) -> str:
+        return str(chunk.path)
 
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), "files": self._fingerprint}
 
 
-def _find(paths: PathLike | Iterable[PathLike], with_lengths: bool) -> list[_File]:
-    found = check_locations("paths", paths, "a folder of write_chunks, or files")
-    with chunk_errors(found[0]):
-        is_missing, is_folder = is_path(paths) and not found[0].exists(), len(found) == 1 and found[0].is_dir()
-    if is_missing:
-        raise ValueError(f"paths must exist, got {str(found[0])!r}: no such file or folder")
-    if is_folder:
-        return _in_folder(found[0], with_lengths)
-    if with_lengths:
-        raise ValueError(f"with_lengths needs a folder of write_chunks, got {found[0]}")
-    for path in found:
-        format_of(path)
-    with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
-        return [_File(path, None, size) for path, size in zip(found, pool.map(_size, found), strict=True)]
-
-
-def _in_folder(folder: AnyPath, with_lengths: bool) -> list[_File]:
+def _in_folder(folder: AnyPath) -> tuple[list[_File], bool]:
+    """The files of a folder of `write_chunks`, and whether their lengths are stored."""
     manifest = Manifest.read(folder)
     if manifest.format == "parquet":
         raise ValueError(f"{folder} holds Parquet files: use ParquetSource")
     if manifest.chunks is None:
         raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
-    if with_lengths and manifest.length_fn is None:
-        raise ValueError(f"with_lengths needs lengths, {folder} has none: call write_chunks with length_fn")
-    return [_File(folder / chunk.file, chunk.items, chunk.bytes) for chunk in manifest.chunks]
+    files = [_File(folder / chunk.file, chunk.items, chunk.bytes) for chunk in manifest.chunks]
+    return files, manifest.length_fn is not None
+
+
+def _listed(paths: list[AnyPath]) -> list[_File]:
+    for path in paths:
+        format_of(path)
+    with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
+        return [_File(path, None, size) for path, size in zip(paths, pool.map(_size, paths), strict=True)]
 
 
 def _size(path: AnyPath) -> int | None:

@@ -8,15 +8,22 @@ from typing import Any
 def tokens_of(item: Any, name: str = "an item") -> Any:
     """The tokens of an item: the "input_ids" of a mapping, the first entry of a tuple of several, else the item itself.
 
-    Args:
-        name: what errors call the item.
+    Errors call the item `name`.
 
     Raises:
         ValueError: a mapping has no "input_ids", or they have several dimensions.
     """
     if has_entries(item):
         return tokens_of(item[0], name)
-    return _input_ids(item, name) if hasattr(item, "keys") else item
+    if not hasattr(item, "keys"):
+        return item
+    if "input_ids" not in item:
+        raise ValueError(f"{name} must have input_ids, got {list(item)}")
+    ids = item["input_ids"]
+    if getattr(ids, "ndim", 1) > 1 or has_entries(ids):
+        got = f"shape {tuple(ids.shape)}" if hasattr(ids, "shape") else f"a {type(ids).__name__} of rows"
+        raise ValueError(f"input_ids of an item must have one dimension, got {got}: squeeze them, as in input_ids[0]")
+    return ids
 
 
 def has_entries(item: Any) -> bool:
@@ -30,12 +37,7 @@ def has_entries(item: Any) -> bool:
 
 
 def count_tokens(item: Any) -> int:
-    """The default `length` of a stream.
-
-    Raises:
-        TypeError: the item is text, or has no `len()`.
-        ValueError: as `tokens_of`.
-    """
+    """The default `length` of a stream. Errors are those of `tokens_of`, and a TypeError for text."""
     tokens = tokens_of(item, "length must be given, or an item")
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
@@ -43,16 +45,3 @@ def count_tokens(item: Any) -> int:
             "length=lambda item: len(tokenizer(item).input_ids), or lengths that write_chunks has stored"
         )
     return len(tokens)
-
-
-def _input_ids(item: Any, name: str) -> Any:
-    if "input_ids" not in item:
-        raise ValueError(f"{name} must have input_ids, got {list(item)}")
-    ids = item["input_ids"]
-    if getattr(ids, "ndim", 1) > 1 or has_entries(ids):
-        got = f"shape {tuple(ids.shape)}" if hasattr(ids, "shape") else f"a {type(ids).__name__} of rows"
-        raise ValueError(
-            f"input_ids of an item must have one dimension, got {got}: squeeze them, as in input_ids[0], or tokenize "
-            "one text without return_tensors"
-        )
-    return ids

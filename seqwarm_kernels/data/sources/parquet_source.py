@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..batch_planning.plan import IntArray
+from ..files.columns import as_columns
 from ..files.lengths import check_lengths, read_lengths, write_lengths
-from ..files.parquet_files import open_parquet_files
+from ..files.parquet import ParquetFile, open_parquet_files
 from ..files.reader import ChunkError
 from ..files.remote import PathLike
-from ..files.transfers import read_ahead
 from .base import check_locations, fingerprint
-from .chunked_source import ChunkedSource
+from .chunk_source import ChunkedSource
 
-_THREADS = 16
+_RowGroup = tuple[ParquetFile, int]  #: and its number in the file
 _WANTED = "folders or .parquet files"
 
 
@@ -27,15 +25,14 @@ class ParquetSource(ChunkedSource):
 
     The row groups are shuffled, and the items inside each buffer of `buffer_chunks` row groups. Restoring reads the row
     groups of one buffer. The ranks read different row groups. Their number per rank differs by at most one. The footers
-    of all files are read first, since they say how many row groups there are. Needs pyarrow.
+    of all files are read first. Needs pyarrow.
 
     Args:
         paths: .parquet files, or folders that are searched for such files, in order; or one of them. Each may be a URL
             of fsspec, such as s3://bucket/folder; the row groups are then read ahead, one buffer at most.
         column: a column of text, or of lists of ints, which become NumPy arrays. A list of columns: items are dicts,
             such as {"input_ids": ..., "labels": ...} for the collators. A column of tokens that has labels or a mask of
-            the loss beside it is an error, unless it is in a list. None: the only column besides "length" and
-            `length_column`.
+            the loss beside it must be in a list. None: the only column besides "length" and `length_column`.
         length_column: the column of the items' lengths in tokens, for `with_lengths` and `lengths`. None: lengths that
             `count_lengths` has written, else the lengths of the lists in the first column.
         buffer_chunks: number of row groups that are in memory together and whose items are mixed.
@@ -46,8 +43,8 @@ class ParquetSource(ChunkedSource):
         order: the options of `Order`.
 
     Raises:
-        ValueError: `paths` has fewer row groups than ranks, no files, a file twice, also as one of a folder, or a file
-            with another suffix; or there are no lengths for `with_lengths`. A `ChunkError` names the file.
+        ValueError: there are fewer row groups than ranks, a file is named twice or has another suffix, a folder is
+            missing or has no files, or there are no lengths for `with_lengths`.
         ImportError: pyarrow is missing.
     """
 
@@ -62,64 +59,46 @@ class ParquetSource(ChunkedSource):
         on_error: str = "raise",
         **order: Any,
     ) -> None:
+        super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
+        files = []
+        columns = None if column is None else as_columns(column)
+        for found in open_parquet_files(check_locations("paths", paths, _WANTED), columns, length_column):
+            if isinstance(found, ParquetFile):
+                files.append(found)
+            else:
+                self._skip(str(found.path), found)
         self._length_column = length_column
-        locations = check_locations("paths", paths, _WANTED)
-        files, skipped = open_parquet_files(locations, column, length_column, on_error)
-        self._files = [file for file in files if sum(file.rows)]
-        self._groups = [(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
-        super().__init__(
-            buffer_chunks=buffer_chunks,
-            with_lengths=with_lengths,
-            on_error=on_error,
-            num_chunks=len(self._groups),
-            reads_ahead=not all(isinstance(file.path, Path) for file in files),
-            **order,
-        )
-        self.skipped |= skipped
-        self._are_beside = with_lengths and self._lengths_are_beside()
+        row_groups = [(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
+        self._set_chunks(row_groups, [file.path for file in files])
         self._fingerprint = fingerprint([(file.path.name, file.rows, file.bytes) for file in files])
 
-    def _lengths_are_beside(self) -> bool:
-        """Whether `count_lengths` has written the lengths. Else a column or lists of tokens must tell them."""
-        if self._length_column is not None:
-            return False
-        first = self._files[0]
-        if first.holds_text and not first.lengths_path.exists():
+    @cached_property
+    def _are_beside(self) -> bool:
+        """Whether `count_lengths` has written the lengths. Else a column or lists of tokens tell them."""
+        return self._length_column is None and self._chunks[0][0].lengths_path.exists()
+
+    def _check_has_lengths(self) -> None:
+        first = self._chunks[0][0]
+        if self._length_column is None and first.holds_text and not self._are_beside:
             raise ValueError(f"{first.path} has no lengths: call count_lengths, or pass length_column")
-        return first.lengths_path.exists()
 
-    def lengths(self) -> IntArray:
-        """The number of tokens of each item of all ranks, in the order of the files, (items,) int64.
+    def _items(self, chunk: _RowGroup) -> list[Any]:
+        file, number = chunk
+        return file.items(number)
 
-        The items are not read if a column or `count_lengths` has the lengths.
+    def _lengths(self, chunk: _RowGroup) -> IntArray:
+        file, number = chunk
+        if not self._are_beside:
+            return file.lengths(number, self._length_column)
+        begin = sum(file.rows[:number])
+        return read_lengths(file.lengths_path, sum(file.rows), begin, begin + file.rows[number])
 
-        Raises:
-            ValueError: There are no lengths.
-            ChunkError: Lengths of a file are missing or cannot be read.
-        """
-        if self._lengths_are_beside():
-            found = read_ahead(lambda file: read_lengths(file.lengths_path, sum(file.rows)), self._files, _THREADS)
-        else:
-            found = read_ahead(lambda group: group[0].lengths(group[1], self._length_column), self._groups, _THREADS)
-        return np.concatenate([*found])
-
-    def _load(self, chunk: int) -> list[Any]:
-        file, number = self._groups[chunk]
-        items, lengths = file.items(number, self._length_column if self.with_lengths else None)
-        if not self.with_lengths:
-            return items
-        if self._are_beside:
-            first = sum(file.rows[:number])
-            lengths = read_lengths(file.lengths_path, sum(file.rows), first, first + len(items))
-        assert lengths is not None
-        return list(zip(items, lengths.tolist(), strict=True))
-
-    def _name_of(self, chunk: int) -> str:
-        file, number = self._groups[chunk]
+    def _name_of(self, chunk: _RowGroup) -> str:
+        file, number = chunk
         return f"{file.path}, row group {number}"
 
     def _configuration(self) -> dict[str, Any]:
-        column = self._files[0].column
+        column = self._chunks[0][0].column
         as_json = column if isinstance(column, str) else list(column)
         return {**super()._configuration(), "column": as_json, "files": self._fingerprint}
 
@@ -138,14 +117,15 @@ def count_lengths(
         length_fn: counts an item's tokens.
 
     Raises:
-        ValueError: there are no files, one is named twice or cannot be read, or `length_fn` returns something else than
-            a length, or another one than was counted before.
+        ValueError: a file cannot be read, or `length_fn` returns another length than was counted before.
     """
-    files, _ = open_parquet_files(check_locations("paths", paths, _WANTED), column, None, "raise")
-    for file in files:
+    columns = None if column is None else as_columns(column)
+    for file in open_parquet_files(check_locations("paths", paths, _WANTED), columns, None):
+        if isinstance(file, ChunkError):
+            raise file
         if not (groups := [number for number, rows in enumerate(file.rows) if rows]):
             continue
-        items, target = (file.items(number)[0] for number in groups), file.lengths_path
+        items, target = (file.items(number) for number in groups), file.lengths_path
         try:
             counted = read_lengths(target, sum(file.rows))
         except ChunkError:

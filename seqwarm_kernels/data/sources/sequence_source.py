@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..batch_planning.plan import IntArray
 from ..files.lengths import count_length
-from .base import BlockSource
+from .base import PartSource
 from .item_tokens import count_tokens
 
 #: Items read at a time. Datasets on disk are faster in blocks. Restoring reads at most this many.
 _BLOCK = 256
 
 
-class SequenceSource(BlockSource):
+class SequenceSource(PartSource):
     """The items of a sequence, fully shuffled: a list, an array, or a map-style dataset of Hugging Face or torch.
 
-    Restoring costs the same at every position and for every size. The sequence must not change.
+    Restoring costs the same everywhere. The sequence must not change.
 
     Args:
         sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it.
@@ -31,29 +31,17 @@ class SequenceSource(BlockSource):
         if hasattr(sequence, "iloc"):  # pandas indexes by label: a frame would serve its columns
             raise TypeError(f"sequence must be indexed by position, got a {type(sequence).__name__}: pass a list")
         self._sequence = sequence
+        self._set_parts(len(sequence), _BLOCK)
 
     def lengths(self, length: Callable[[Any], int] = count_tokens) -> IntArray:
         """The length of each item of all ranks, in the order of the sequence, (items,) int64.
 
-        Every item is read. A column of lengths, if the sequence has one, is faster.
-
-        Args:
-            length: returns the number of tokens of an item. Default: as in `LengthBatchStream`.
-
-        Raises:
-            TypeError: items are text and have no `length`.
-            ValueError: `length` returns something else than a length.
+        Every item is read. A column of lengths, if the sequence has one, is faster. `length` returns the number of
+        tokens of an item, by default as in `LengthBatchStream`.
         """
-        total = len(self._sequence)
-        lengths = np.empty(total, np.int64)
-        for first in range(0, total, _BLOCK):
-            items = self._read(np.arange(first, min(first + _BLOCK, total)))
-            lengths[first : first + len(items)] = [count_length(length, item, "length") for item in items]
-        return lengths
-
-    def _blocks(self) -> Iterator[list[Any]]:
-        while len(numbers := self._numbers(_BLOCK, len(self._sequence))):
-            yield self._read(numbers)
+        numbers = np.arange(len(self._sequence))
+        blocks = (self._read(numbers[first : first + _BLOCK]) for first in range(0, len(numbers), _BLOCK))
+        return np.fromiter((count_length(length, item, "length") for items in blocks for item in items), np.int64)
 
     def _read(self, numbers: IntArray) -> list[Any]:
         if hasattr(self._sequence, "__getitems__"):
@@ -61,4 +49,4 @@ class SequenceSource(BlockSource):
         return [self._sequence[number] for number in numbers.tolist()]
 
     def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "length": len(self._sequence)}
+        return {**super()._configuration(), "length": self._num_parts}

@@ -15,7 +15,8 @@ class StreamSource(BlockSource):
     """The items of a Hugging Face IterableDataset, or of any iterable with `state_dict` and `load_state_dict`.
 
     The state holds the dataset's own state from before the open buffer. Restoring reads that buffer again. A dataset
-    with a shuffle buffer is rejected, because its state does not include the buffer. `shuffle` of this class is exact.
+    with a shuffle buffer is rejected, because its state does not include the buffer: set `shuffle` here instead, or use
+    `dataset.shuffle(buffer_size=1)`, which shuffles only the files.
 
     Args:
         dataset: the dataset. An IterableDataset starts at its first item, whatever was read of it before. Another
@@ -29,8 +30,7 @@ class StreamSource(BlockSource):
         world_size: number of processes that share the items, with those of `split_dataset_by_node`.
 
     Raises:
-        AttributeError: `dataset` has no state, as that of `datasets` before 2.20.
-        ValueError: `dataset` has a shuffle buffer, or `buffer_size` is less than 1.
+        ValueError: `dataset` has a shuffle buffer.
     """
 
     def __init__(self, dataset: Any, *, buffer_size: int = 10_000, **order: Any) -> None:
@@ -38,8 +38,7 @@ class StreamSource(BlockSource):
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
         if _has_shuffle_buffer(getattr(dataset, "_ex_iterable", None)):
             raise ValueError(
-                "dataset must not have a shuffle buffer, because its state does not include the buffer: leave out its "
-                ".shuffle() and set shuffle=True here, or use .shuffle(buffer_size=1), which shuffles only the files"
+                "dataset must not have a shuffle buffer, which its state leaves out: set shuffle=True here"
             )
         self._dataset = dataset
         # An IterableDataset without a state starts at its first item. Its own state is that of what was read before.
