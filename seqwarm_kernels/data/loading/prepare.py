@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -39,12 +38,8 @@ def cut_item(item: Any, start: int, length: int) -> Any:
 
     if isinstance(item, (dict, Mapping)):  # the check for a Mapping takes long
         return {name: cut(value) for name, value in item.items()}
-    return _like(item, [cut_item(item[0], start, length), *map(cut, item[1:])])
-
-
-def _like(item: Any, entries: list[Any]) -> Any:
-    """A tuple or list of the type of `item`. A namedtuple takes its entries one by one."""
-    return type(item)(*entries) if hasattr(item, "_fields") else type(item)(entries)
+    entries = [cut_item(item[0], start, length), *map(cut, item[1:])]
+    return type(item)(*entries) if hasattr(item, "_fields") else type(item)(entries)  # a namedtuple, a tuple or a list
 
 
 class PieceDataset(Dataset[Any]):
@@ -69,7 +64,6 @@ class PieceDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Fetch a batch at once if the dataset can, which is faster with datasets of Hugging Face."""
         return _pieces(_fetch(self._dataset, _without_pieces(indices)), indices, self._cut)
 
 
@@ -90,8 +84,7 @@ class ItemDataset(Dataset[Any]):
 class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
-    A batch raises a ValueError if an item has more tokens after `transform` than its length says, as `PieceDataset`.
-    Items of a `cut` of your own are not checked.
+    Items are checked as by `PieceDataset`, after `transform`.
 
     Args:
         collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.
@@ -128,6 +121,7 @@ def _without_pieces(entries: Sequence[Any]) -> list[Any]:
 
 
 def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
+    """Fetch a batch at once if the dataset can, which is faster with datasets of Hugging Face."""
     get_many = getattr(dataset, "__getitems__", None)
     if get_many is None or not indices:
         return [dataset[index] for index in indices]
@@ -136,26 +130,20 @@ def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
 
 def _pieces(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
     """Cut the items whose entry is a piece. The other items stay."""
-    pieces = [
-        cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
-        for item, entry in zip(items, entries, strict=True)
-    ]
-    if cut is cut_item:
-        _check_ends(items, entries)
+    pieces = list(items)
+    for number, (item, entry) in enumerate(zip(items, entries, strict=True)):
+        if isinstance(entry, Piece):
+            pieces[number] = cut(item, entry.start, entry.length)
+            if cut is cut_item:
+                _check_end(item, entry)
     return pieces
 
 
-def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
+def _check_end(item: Any, piece: Piece) -> None:
     """No token may follow the last piece of an item."""
-    for number, (item, entry) in enumerate(zip(items, entries, strict=True)):
-        if not isinstance(entry, Piece) or (end := entry.start + entry.length) != entry.item_end:
-            continue
-        tokens = _length(tokens_of(item))
-        if tokens is not None and tokens > end:
-            name = f"item {entry.item}" if isinstance(entry.item, Integral) else f"item {number} of the batch"
-            raise ValueError(
-                f"{name} must have the {end} tokens that its length says, got {tokens}, whose end would be lost"
-            )
+    end, tokens = piece.start + piece.length, _length(tokens_of(item))
+    if end == piece.item_end and tokens is not None and tokens > end:
+        raise ValueError(f"item {piece.item!r:.40} must have the {end} tokens that its length says, got {tokens}")
 
 
 def _length(value: Any) -> int | None:

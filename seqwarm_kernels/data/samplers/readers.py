@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..batch_planning.plan import IntArray
-from ..sources.base import BlockSource, Source
+from ..sources.base import Source
 from ..sources.permutation import permutation, permuted
 from .state import Cursor
 
@@ -77,10 +77,7 @@ class Reader(Protocol):
         """Up to `count` items, starting at `cursor`; fewer at the end of the epoch; None: all."""
 
     def check(self, cursor: Cursor) -> None:
-        """Raise TypeError or ValueError if `cursor` is one of other items."""
-
-    def forget(self) -> None:
-        """Drop everything in memory. The next `read` starts again from its cursor."""
+        """Raise ValueError if `cursor` is one of other items."""
 
 
 class IndexReader:
@@ -108,10 +105,7 @@ class IndexReader:
         return Items(indices, self._lengths[indices], positions)
 
     def check(self, cursor: Cursor) -> None:
-        """Any position is one of these items. The lengths are in the configuration of a state."""
-
-    def forget(self) -> None:
-        self._order_of_epoch = None
+        """Does nothing: the lengths are in the configuration of a state."""
 
     def _indices(self, epoch: int, positions: IntArray) -> IntArray:
         if self._seed is None or len(positions) == 0:
@@ -137,22 +131,10 @@ class SourceReader:
         self._source = source
         self._length = length
         self._lock = threading.RLock()  # a thread of an earlier iterator may still fetch ahead
-        self.forget()
+        self._forget()
 
-    def forget(self) -> None:
-        with self._lock:
-            self._epoch: int | None = None  # of the items in memory
-            self._iterator: Iterator[Any] = iter(())
-            self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
-            self._lengths: IntArray = np.empty(0, np.int64)  # of the items
-            self._first = 0  # position of the first item in memory
-            self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_source": self._source, "_length": self._length}  # the rest is read again
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_source"], state["_length"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceReader, (self._source, self._length)  # the items are read again
 
     def begin(self) -> Cursor:
         with self._lock:
@@ -163,12 +145,22 @@ class SourceReader:
             try:
                 return self._read(epoch, cursor, count)
             except BaseException:  # a generator that raised yields nothing more, as if it had ended
-                self.forget()
+                self._forget()
                 raise
 
     def check(self, cursor: Cursor) -> None:
-        if isinstance(self._source, BlockSource):  # other sources check their state when they load it
-            self._source.check_state_dict(cursor["source"])
+        with self._lock:
+            self._forget()
+            self._source.load_state_dict(cursor["source"])
+
+    def _forget(self) -> None:
+        """The next `read` starts again from its cursor."""
+        self._epoch: int | None = None  # of the items in memory
+        self._iterator: Iterator[Any] = iter(())
+        self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
+        self._lengths: IntArray = np.empty(0, np.int64)  # of the items
+        self._first = 0  # position of the first item in memory
+        self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
 
     def _read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
         position = cursor["position"]
@@ -178,8 +170,6 @@ class SourceReader:
         if count is None or len(self._items) < count:
             items = self._read_items(count)
             lengths = np.fromiter(map(operator.index, map(self._length, items)), np.int64, len(items))
-            if (lengths < 0).any():
-                raise ValueError(f"length must return at least 0 for each item, got {lengths.min()}")
             self._items = [*self._items, *items] if self._items else items
             self._lengths = np.append(self._lengths, lengths)
         lengths = self._lengths[:count]
@@ -208,12 +198,12 @@ class SourceReader:
         first = position = self._first + len(self._items)
         end = math.inf if count is None else self._first + count
         while position < end:
-            next_state = position - position % _SPACING + _SPACING
-            items.extend(itertools.islice(self._iterator, int(min(next_state, end)) - position))
+            stop = int(min(position - position % _SPACING + _SPACING, end))
+            items.extend(itertools.islice(self._iterator, stop - position))
             position = first + len(items)
-            if position < min(next_state, end):  # the epoch has ended
+            if position < stop:  # the epoch has ended
                 break
-            if position == next_state:
+            if position % _SPACING == 0:
                 self._states.append((position, self._source.state_dict()))
         return items
 
