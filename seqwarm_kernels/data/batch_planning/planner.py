@@ -14,9 +14,6 @@ from .packed import pack
 from .padded import greedy_boundaries, reduce_padding
 from .plan import TRUNCATED, IntArray, Plan, as_lengths
 
-TOO_LONG = ("reject", "truncate", "split")
-WARMUPS = ("bucket", "cut")
-
 
 class BatchPlanner:
     """Groups items of similar length into batches under a hard budget of tokens, padding included.
@@ -60,9 +57,9 @@ class BatchPlanner:
     ) -> None:
         if max_tokens is None and batch_size is None:
             raise ValueError("max_tokens or batch_size must be given, got None for both")
-        check_choice("too_long", too_long, TOO_LONG)
+        check_choice("too_long", too_long, ("reject", "truncate", "split"))
         if warmup is not None:
-            check_choice("warmup", warmup, WARMUPS)
+            check_choice("warmup", warmup, ("bucket", "cut"))
             if not isinstance(max_length, SequenceLengthScheduler):
                 raise ValueError(f"warmup needs a SequenceLengthScheduler as max_length, got {max_length!r}")
         if packed and (max_tokens is None or batch_size is not None or multiple_of != 1):

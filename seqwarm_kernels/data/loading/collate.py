@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ..batch_planning.plan import IntArray
 _PACKED_PADDING = 0
 #: The usual types of ids. They are checked first, because a check for a Mapping takes long.
 _ARRAYS = (np.ndarray, Tensor, list)
-_NO_ROW = np.empty(0, np.int64)
+_NO_ROW = np.empty(0, np.int64)  # np.concatenate needs at least one array, too
 #: Entries of items that were packed before, and whether their ints tell several sequences. TRL writes seq_lengths.
 _TELLS_SEVERAL: dict[str, Callable[[NDArray[Any]], bool]] = {
     **dict.fromkeys(POSITIONS, lambda row: bool((row[1:] <= row[:1]).any())),
@@ -62,14 +62,14 @@ class PaddedCollator:
         self.max_tokens = max_tokens
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        tokens = _joined(items or [[]])
-        width = max(-(-int(tokens.lengths.max()) // self.multiple_of), 1) * self.multiple_of
-        _check_budget(len(tokens.lengths) * width, self.max_tokens)
-        is_token = np.arange(width) < tokens.lengths[:, None]
+        lengths, ids, labels = _joined(items or [[]])
+        width = max(-(-int(lengths.max()) // self.multiple_of), 1) * self.multiple_of
+        _check_budget(len(lengths) * width, self.max_tokens)
+        is_token = np.arange(width) < lengths[:, None]
         return {
-            "input_ids": _padded(tokens.ids, is_token, self.pad_token_id),
+            "input_ids": _padded(ids, is_token, self.pad_token_id),
             "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
-            "labels": _padded(tokens.labels, is_token, IGNORED_LABEL),
+            "labels": _padded(labels, is_token, IGNORED_LABEL),
         }
 
 
@@ -98,18 +98,18 @@ class PackedCollator:
         self.max_tokens = max_tokens
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
-        tokens = _joined(items)
-        if not len(tokens.ids):
-            tokens = _joined([[_PACKED_PADDING]])
-        _check_budget(len(tokens.ids), self.max_tokens)
-        lengths = tokens.lengths[tokens.lengths > 0]
+        lengths, ids, labels = _joined(items)
+        if not len(ids):
+            lengths, ids, labels = _joined([[_PACKED_PADDING]])
+        _check_budget(len(ids), self.max_tokens)
+        lengths = lengths[lengths > 0]
         bounds = np.append(0, np.cumsum(lengths))
-        labels = tokens.labels.copy()  # may be the ids
+        labels = labels.copy()  # may be the ids
         labels[bounds[:-1]] = IGNORED_LABEL
         cu_seq_lens = torch.from_numpy(bounds.astype(np.int32))
         longest = int(lengths.max())
         return {
-            "input_ids": torch.from_numpy(tokens.ids)[None],
+            "input_ids": torch.from_numpy(ids)[None],
             "position_ids": torch.from_numpy(np.arange(len(labels)) - np.repeat(bounds[:-1], lengths))[None],
             "labels": torch.from_numpy(labels)[None],
             "cu_seq_lens_q": cu_seq_lens,
@@ -119,29 +119,18 @@ class PackedCollator:
         }
 
 
-class _Tokens(NamedTuple):
-    """The tokens of a batch, one item after another."""
-
-    lengths: IntArray  #: (items,) int64
-    ids: IntArray  #: (tokens,) int64
-    labels: IntArray  #: (tokens,) int64, the ids themselves if no item has labels of its own
-
-
-def _joined(items: Sequence[Any]) -> _Tokens:
+def _joined(items: Sequence[Any]) -> tuple[IntArray, IntArray, IntArray]:
+    """Lengths (items,) int64; ids and labels (tokens,) int64, one item after another, the same array if all are."""
     pairs = [_ids_and_labels(item) for item in items]
+    lengths = np.fromiter((len(ids) for ids, _ in pairs), np.int64, len(pairs))
     ids = _concatenated([ids for ids, _ in pairs])
     has_labels = any(labels is not ids for ids, labels in pairs)
-    return _Tokens(
-        lengths=np.fromiter((len(ids) for ids, _ in pairs), np.int64, len(pairs)),
-        ids=ids,
-        labels=_concatenated([labels for _, labels in pairs]) if has_labels else ids,
-    )
+    return lengths, ids, _concatenated([labels for _, labels in pairs]) if has_labels else ids
 
 
 def _concatenated(arrays: list[NDArray[Any]]) -> IntArray:
     """Convert all arrays at once, which is faster than one by one."""
-    empty = np.empty(0, np.int64)  # np.concatenate needs at least one array
-    return np.concatenate([empty, *arrays], dtype=np.int64, casting="unsafe")
+    return np.concatenate([_NO_ROW, *arrays], dtype=np.int64, casting="unsafe")
 
 
 def _padded(tokens: IntArray, is_token: NDArray[np.bool_], padding: int) -> Tensor:

@@ -50,7 +50,6 @@ class PlannedBatches(ABC):
         world_size: int | None,
         remainder: str,
         infinite: bool = False,
-        settings: Mapping[str, Any] | None = None,
     ) -> None:
         window = None if window is None else check_int("window", window, minimum=1)
         check_choice("remainder", remainder, REMAINDERS)
@@ -60,7 +59,7 @@ class PlannedBatches(ABC):
         own = {"window": window, "seed": seed, "remainder": remainder}
         if planner.scheduler is not None and planner.scheduler.unit == "step":
             own["world_size"] = self.world_size
-        self._configuration = {**planner.configuration(), **own, **(settings or {})}
+        self._configuration = {**planner.configuration(), **own}
         self._reader = reader
         self._maker = WindowMaker(reader, planner, window, seed, self.world_size)
         self._rank_batches = partial(

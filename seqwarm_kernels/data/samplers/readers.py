@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -63,23 +63,6 @@ def select_items(items: Sequence[Any] | IntArray, chosen: IntArray) -> Any:
     return items[chosen] if isinstance(items, np.ndarray) else [items[index] for index in chosen.tolist()]
 
 
-class Reader(Protocol):
-    """Reads from any cursor of an epoch. Cursors are JSON-able."""
-
-    @property
-    def num_items(self) -> int | None:
-        """Number of items of an epoch; None: not known."""
-
-    def begin(self) -> Cursor:
-        """The cursor of the start of the first epoch, or of the next epoch once the previous one is over."""
-
-    def read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
-        """Up to `count` items, starting at `cursor`; fewer at the end of the epoch; None: all."""
-
-    def check(self, cursor: Cursor) -> None:
-        """Raise ValueError if `cursor` is one of other items."""
-
-
 class IndexReader:
     """Indices of a data set with known lengths, in the random order of each epoch.
 
@@ -89,32 +72,35 @@ class IndexReader:
     """
 
     def __init__(self, lengths: IntArray, seed: int | None, whole: bool) -> None:
-        self.num_items = len(lengths)
+        self.num_items: int | None = len(lengths)  #: of an epoch; None: not known
         self._lengths = lengths
         self._seed = seed
         self._whole = whole
         self._order_of_epoch: tuple[int, IntArray] | None = None
 
     def begin(self) -> Cursor:
+        """The cursor of the start of the first epoch, or of the next epoch once the previous one is over."""
         return {"position": 0}
 
     def read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
+        """Up to `count` items, starting at `cursor`; fewer at the end of the epoch; None: all."""
         begin = cursor["position"]
-        positions = np.arange(begin, self.num_items if count is None else min(begin + count, self.num_items))
+        size = len(self._lengths)
+        positions = np.arange(begin, size if count is None else min(begin + count, size))
         indices = self._indices(epoch, positions)
         return Items(indices, self._lengths[indices], positions)
 
     def check(self, cursor: Cursor) -> None:
-        """Does nothing: the lengths are in the configuration of a state."""
+        """Raise ValueError if `cursor` is one of other items. Here the configuration of a state tells that."""
 
     def _indices(self, epoch: int, positions: IntArray) -> IntArray:
         if self._seed is None or len(positions) == 0:
             return positions
         if not self._whole:
-            return permuted(positions, self.num_items, self._seed, epoch)
+            return permuted(positions, len(self._lengths), self._seed, epoch)
         found = self._order_of_epoch  # a thread of an earlier iterator may replace it
         if found is None or found[0] != epoch:
-            found = self._order_of_epoch = epoch, permutation(self.num_items, self._seed, epoch)
+            found = self._order_of_epoch = epoch, permutation(len(self._lengths), self._seed, epoch)
         return found[1][positions[0] : positions[-1] + 1]
 
 
@@ -125,7 +111,7 @@ class SourceReader:
     position 0 was taken before the epoch, perhaps at the end of the previous one.
     """
 
-    num_items = None
+    num_items: int | None = None
 
     def __init__(self, source: Source[Any], length: Callable[[Any], int]) -> None:
         self._source = source
@@ -213,3 +199,6 @@ class SourceReader:
         self._first = position
         not_after = sum(at <= position for at, _ in self._states)
         del self._states[: not_after - 1]
+
+
+Reader: TypeAlias = IndexReader | SourceReader

@@ -88,8 +88,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             world_size=world_size,
             remainder=remainder,
             infinite=infinite,
-            settings={"infinite": infinite, "num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())},
         )
+        own = {"infinite": infinite, "num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())}
+        self._configuration |= own
 
     def __len__(self) -> int:
         """Number of batches of the epoch for this rank.
