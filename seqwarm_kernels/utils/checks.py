@@ -36,14 +36,6 @@ def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
     return value
 
 
-def check_count(name: str, value: object, *, minimum: int = 0) -> int:
-    """Return `value` as an int. It must be an int from `minimum` to `MAX_COUNT`."""
-    value = check_int(name, value, minimum=minimum)
-    if value > MAX_COUNT:
-        raise ValueError(f"{name} must be at most {MAX_COUNT}, got {value}")
-    return value
-
-
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """`value` must be one of `choices`. What is not a str is not compared: arrays compare item by item."""
     if not isinstance(value, str) or value not in choices:

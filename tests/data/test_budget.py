@@ -1,15 +1,17 @@
 """The budget of tokens holds for collated batches: the collators check what the planner says."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from seqwarm_kernels.data import (
     BatchPlanner,
     LengthBatchSampler,
     PackedCollator,
     PaddedCollator,
-    PieceDataset,
     Prepare,
     ResumableLoader,
 )
@@ -81,27 +83,30 @@ def test_other_collators_are_not_checked():
     assert [batch.shape for batch in batches] == [(2, 16)] * 2
 
 
-class Wrapped(Dataset):
-    def __len__(self):
-        return len(ITEMS)
-
-    def __getitem__(self, index):
-        return ITEMS[index]
+def by_keyword(items, collator):
+    return collator(items)
 
 
-CUTS = {"max_tokens": 20, "too_long": "truncate"}
+@pytest.mark.parametrize("make", [partial, lambda collator: partial(by_keyword, collator=collator)])
+@pytest.mark.parametrize("inside", [lambda collate: collate, Prepare])
+def test_inside_of_a_partial(make, inside):
+    """It was not checked there."""
+    collate = inside(make(PaddedCollator()))
+    batches = ResumableLoader(loader({"max_tokens": 30}, collate, [15] * 4, [[1] * 16] * 4))
+    with pytest.raises(ValueError, match="max_tokens, 30, got 32"):
+        next(iter(batches))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("dataset", [ITEMS, tuple(ITEMS), Wrapped()])
-def test_pieces_need_a_piece_dataset(dataset, num_workers):
-    with pytest.raises(TypeError, match="a Piece is part of an item, not an index: wrap the dataset in PieceDataset"):
-        list(loader(CUTS, PaddedCollator(), dataset=dataset, num_workers=num_workers))
-    assert list(loader(CUTS, PaddedCollator(), dataset=PieceDataset(dataset)))
+@pytest.mark.parametrize("dataset", [ITEMS, tuple(ITEMS), torch.arange(48).reshape(6, 8), np.arange(48).reshape(6, 8)])
+def test_pieces_need_a_piece_dataset(dataset):
+    """A Piece is no index, and not taken for three of them."""
+    cuts = {"max_tokens": 20, "too_long": "truncate"}
+    with pytest.raises((TypeError, IndexError)):
+        list(loader(cuts, PaddedCollator(), dataset=dataset))
 
 
 def test_pieces_need_a_piece_dataset_with_hugging_face():
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_dict({"input_ids": [[1] * length for length in LENGTHS]})
-    with pytest.raises(TypeError, match="wrap the dataset in PieceDataset"):
-        list(loader(CUTS, PaddedCollator(), dataset=dataset))
+    with pytest.raises(TypeError):
+        list(loader({"max_tokens": 20, "too_long": "truncate"}, PaddedCollator(), dataset=dataset))

@@ -23,11 +23,12 @@ from seqwarm_kernels.data import (
 
 from ..support.tiers import examples, first_fast
 from .data_sets import FORMATS
-from .made import through_json
+from .made import ListSource, through_json
 from .token_files import documents
 
 ITEMS = [[number + 1] * (1 + number % 7) for number in range(60)]
 KINDS = ("sampler", "infinite sampler", "stream", "infinite stream")
+ENDED = "ended stream"  #: of a source whose state after an epoch is the end of it
 RULES = {
     "budget": {"max_tokens": 16, "multiple_of": 2},
     "rows": {"batch_size": 3},
@@ -42,7 +43,7 @@ def batches_of(kind, planner=None, *, rank=0, world_size=1, source=None, **optio
     infinite = kind.startswith("infinite")
     if kind.endswith("sampler"):
         return LengthBatchSampler(list(map(len, ITEMS)), planner, seed=2, infinite=infinite, **options)
-    source = source or SequenceSource(ITEMS, seed=2, infinite=infinite)
+    source = source or (ListSource(ITEMS, "end") if kind == ENDED else SequenceSource(ITEMS, seed=2, infinite=infinite))
     return LengthBatchStream(source, planner, seed=2, **options)
 
 
@@ -76,7 +77,7 @@ class Passes(RuleBasedStateMachine):
     states = Bundle("states")
 
     @initialize(
-        kind=st.sampled_from(KINDS),
+        kind=st.sampled_from([*KINDS, ENDED]),
         rule=st.sampled_from([*RULES]),
         window=st.integers(4, 40),
         remainder=st.sampled_from(["drop", "repeat", "empty"]),
@@ -108,7 +109,7 @@ class Passes(RuleBasedStateMachine):
 
     def start_of_pass(self):
         epoch, served, is_start = self.place
-        is_over = self.kind == "sampler" or (self.kind == "stream" and not self.left(epoch, served))
+        is_over = self.kind == "sampler" or (self.kind in ("stream", ENDED) and not self.left(epoch, served))
         return (epoch + 1, 0, True) if is_over and served and not is_start else (epoch, served, True)
 
     @rule()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from seqwarm_kernels.data import (
     BatchPlanner,
@@ -105,38 +105,10 @@ class TestPieces:
         assert take([Piece(4, 1, 1), 2]) == [[4], [2, 2, 2]]
         assert many.asked == ([4, 2],)
 
-    def test_a_dataset_that_was_not_wrapped_raises(self):
-        with pytest.raises(TypeError):
-            [[1, 2, 3]][Piece(0, 0, 2)]
 
-
-class IgnoresIndex(Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return torch.ones(9, dtype=torch.int64)
-
-
-class TestPiecesAreNoIndices:
-    """A Piece was a tuple, which tensors and arrays took for three indices."""
-
-    @pytest.mark.parametrize("make", [torch.arange, np.arange])
-    def test_tensors_and_arrays_in_a_dataset(self, make):
-        class Dense(IgnoresIndex):
-            items = make(4 * 9 * 4).reshape(4, 9, 4)
-
-            def __getitem__(self, index):
-                return self.items[index]
-
-        sampler = LengthBatchSampler([9] * 4, BatchPlanner(16, max_length=3, too_long="split"))
-        with pytest.raises(TypeError, match="a Piece is part of an item, not an index: wrap the dataset in PieceData"):
-            list(DataLoader(Dense(), batch_sampler=sampler))
-
-    def test_what_remains_of_a_tuple(self):
-        piece = Piece(3, 1, 2)
-        assert not isinstance(piece, tuple)
-        assert piece == Piece(3, 1, 2, item_end=3)
-        assert len({piece, Piece(3, 1, 2, item_end=3)}) == 1
-        assert Piece(2, 5, 5) < piece < Piece(3, 2, 0)
-        assert pickle.loads(pickle.dumps(Piece(3, 1, 2, 3))).item_end == 3
+def test_what_remains_of_a_tuple():
+    piece = Piece(3, 1, 2)
+    assert piece == Piece(3, 1, 2, item_end=3)
+    assert len({piece, Piece(3, 1, 2, item_end=3)}) == 1
+    assert Piece(2, 5, 5) < piece < Piece(3, 2, 0)
+    assert pickle.loads(pickle.dumps(Piece(3, 1, 2, 3))).item_end == 3

@@ -23,7 +23,7 @@ from seqwarm_kernels.data import (  # noqa: E402
     SequenceSource,
     batch_state,
 )
-from seqwarm_kernels.data.torchdata_nodes import BatchNode, NodeSource, SourceNode, batch_loader  # noqa: E402
+from seqwarm_kernels.data.torchdata_nodes import NodeSource, batch_loader  # noqa: E402
 
 from .made import ListSource, first_batches, items_of, served_with_restarts, through_json  # noqa: E402
 
@@ -138,12 +138,14 @@ class TestBatchLoader:
         assert head + numbers(third) == uninterrupted
 
     def test_an_interrupted_iteration_continues(self, kind):
-        """Batches that were fetched and not yielded are yielded again."""
-        uninterrupted = numbers(make_loader(kind, prefetch=0))
-        loader = make_loader(kind, 1, prefetch=4)
-        parts = numbers(islice(loader, 5)) + numbers(islice(loader, 5))
-        assert parts == uninterrupted[:10]
-        assert parts + numbers(loader) == uninterrupted
+        """As that of a DataLoader: batches that were fetched and not yielded are a stream's next ones."""
+        plain, loader = make_loader(kind, prefetch=0), make_loader(kind, 1, prefetch=4)
+        epochs = [numbers(plain) for _ in range(3)]
+        passes = [numbers(islice(loader, 5)), numbers(islice(loader, 5)), numbers(loader)]
+        if kind == "sampler":
+            assert passes == [epochs[0][:5], epochs[1][:5], epochs[2]]
+        else:
+            assert [*passes[0], *passes[1], *passes[2]] == epochs[0]
 
     def test_epochs(self, kind):
         loader, plain = make_loader(kind), make_batches(kind)
@@ -160,49 +162,18 @@ class TestBatchLoader:
         second.load_state_dict(through_json(first.state_dict()))
         assert numbers(second) == numbers(first)
 
-    def test_progress(self, kind):
-        loader = make_loader(kind, 1, prefetch=4)
-        items = tokens = 0
-        for count, batch in enumerate(loader, start=1):
-            items, tokens = items + len(batch["input_ids"]), tokens + int(batch["attention_mask"].sum())
-            assert loader.progress[:3] == (items, tokens, count)
-
-    def test_a_state_of_another_configuration(self, kind):
-        loader = make_loader(kind)
-        other = make_batches(kind, multiple_of=8)
-        with pytest.raises(ValueError, match="multiple_of is 8 in the state, 1 here"):
-            loader.load_state_dict(other.state_dict())
-        assert len(numbers(loader)) == len(numbers(make_loader(kind)))
-
-    def test_the_batches_load_its_state(self, kind):
-        loader = make_loader(kind, 2)
-        head = numbers(islice(loader, 5))
-        batches = make_batches(kind)
-        batches.load_state_dict(loader.state_dict())
-        plain = make_batches(kind)
-        assert first_batches(plain, 5 + 3)[5:] == first_batches(batches, 3)
-        assert len(head) == 5
-
-    def test_a_state_that_the_batches_load(self, kind):
-        """They are where the loader continues, also after it was interrupted."""
-        uninterrupted = numbers(make_loader(kind, prefetch=0))
-        saved = make_loader(kind)
-        head = numbers(islice(saved, 5))
-        batches = make_batches(kind)
-        prepare = Prepare(PaddedCollator(), dataset=ITEMS if kind == "sampler" else None)
-        loader = batch_loader(batches, prepare, num_workers=1)
-        list(islice(loader, 9))
-        batches.load_state_dict(saved.state_dict())
-        assert loader.state_dict() == saved.state_dict()
-        assert head + numbers(loader) == uninterrupted
-
     def test_an_older_iterator_is_invalid(self, kind):
         loader = make_loader(kind)
         older, newer = iter(loader), iter(loader)
         head = [next(older), next(newer)]
         with pytest.raises(RuntimeError, match="this iterator is invalid: the loader was iterated again"):
             next(older)
-        assert numbers([*head, *newer]) == numbers(make_loader(kind, prefetch=0))
+        following = numbers(make_loader(kind, prefetch=0))[1:]
+        if kind == "sampler":
+            plain = make_loader(kind, prefetch=0)
+            plain.set_epoch(1)
+            following = numbers(plain)
+        assert numbers([head[1], *newer]) == following
 
     def test_after_the_last_batch_of_an_epoch(self, kind):
         """The end of the epoch was not requested."""
@@ -212,10 +183,10 @@ class TestBatchLoader:
         assert numbers(loader) == numbers(plain)
 
     def test_a_node_among_others(self, kind):
-        node = nodes.Prefetcher(BatchNode(make_batches(kind)), 3)
+        node = nodes.Prefetcher(nodes.IterableWrapper(make_batches(kind)), 3)
         loader = nodes.Loader(node)
         head = list(islice(loader, 4))
-        again = nodes.Loader(nodes.Prefetcher(BatchNode(make_batches(kind)), 3))
+        again = nodes.Loader(nodes.Prefetcher(nodes.IterableWrapper(make_batches(kind)), 3))
         again.load_state_dict(loader.state_dict())
         assert head + list(again) == list(make_batches(kind))
 
@@ -254,17 +225,17 @@ def double(item):
 
 def test_tokenizing_before_planning():
     def make():
-        tokens = NodeSource(nodes.ParallelMapper(SourceNode(ListSource(ITEMS)), double, num_workers=2))
+        tokens = NodeSource(nodes.ParallelMapper(nodes.IterableWrapper(SequenceSource(ITEMS)), double, num_workers=2))
         stream = LengthBatchStream(tokens, BatchPlanner(256, packed=True), window=50)
         return batch_loader(stream, Prepare(PackedCollator(max_tokens=256)), num_workers=1)
 
     uninterrupted = [batch["input_ids"].tolist() for batch in make()]
     assert sum(len(batch[0]) for batch in uninterrupted) == 2 * LENGTHS.sum()
-    first = make()
-    head = [batch["input_ids"].tolist() for batch in islice(first, 20)]
-    second = make()
-    second.load_state_dict(through_json(first.state_dict()))
-    assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
+    for at in (1, 20, 41):
+        first, second = make(), make()
+        head = [batch["input_ids"].tolist() for batch in islice(first, at)]
+        second.load_state_dict(through_json(first.state_dict()))
+        assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -288,7 +259,7 @@ def test_threads_of_interrupted_iterations_change_nothing(num_workers):
 
 
 def test_epochs_of_a_node():
-    source = NodeSource(SourceNode(ListSource(ITEMS)))
+    source = NodeSource(nodes.IterableWrapper(ListSource(ITEMS)))
     stream = LengthBatchStream(source, BatchPlanner(128), window=50)
     plain = make_batches("stream")
     for _ in range(3):
@@ -296,7 +267,7 @@ def test_epochs_of_a_node():
 
 
 def mixed(criteria, *sources, **options):
-    named = {str(number): SourceNode(source) for number, source in enumerate(sources)}
+    named = {str(number): nodes.IterableWrapper(source) for number, source in enumerate(sources)}
     weights = dict.fromkeys(named, 1.0)
     return nodes.MultiNodeWeightedSampler(named, weights, stop_criteria=criteria, **options)
 
@@ -307,15 +278,15 @@ class TestWhatNodesTellOfTheirSources:
     def test_a_split_by_rank(self):
         half = SequenceSource(ITEMS, rank=1, world_size=2)
         for node in (
-            SourceNode(half),
-            nodes.Prefetcher(nodes.ParallelMapper(SourceNode(half), double, num_workers=0), 2),
+            nodes.IterableWrapper(half),
+            nodes.Prefetcher(nodes.ParallelMapper(nodes.IterableWrapper(half), double, num_workers=0), 2),
             nodes.IterableWrapper(half),
             mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), half),
             mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), rank=1, world_size=2),  # orders differ
         ):
             with pytest.raises(ValueError, match="source must not be split by rank, got world_size 2"):
                 LengthBatchStream(NodeSource(node), BatchPlanner(128), rank=1, world_size=2)
-        assert NodeSource(SourceNode(ListSource(ITEMS))).world_size == 1
+        assert NodeSource(nodes.IterableWrapper(ListSource(ITEMS))).world_size == 1
 
 
 def test_python_ends_while_batches_are_fetched_ahead(tmp_path):

@@ -91,7 +91,7 @@ class TestBucket:
         assert sorted(items_of(batches)) == list(range(6000))
 
     def test_items_longer_than_every_length_of_the_schedule(self):
-        with pytest.raises(ValueError, match=r"item 3 has 70 tokens, more than max_length 64; too_long="):
+        with pytest.raises(ValueError, match="item 3 has 70 tokens, more than 64"):
             sampler([1, 2, 3, 70])
         batches = list(sampler([1, 2, 3, 70], too_long="truncate"))
         assert sorted(items_of(batches)) == [0, 1, 2, 3]
@@ -117,9 +117,9 @@ class TestCut:
     def test_split_items_lose_nothing(self):
         entries = [entry for batch in sampler(warmup="cut", too_long="split", window=300) for entry in batch]
         ends = {}
-        for item, start, length in sorted(entries):
-            assert start == ends.get(item, 0)
-            ends[item] = start + length
+        for piece in sorted(entries):
+            assert piece.start == ends.get(piece.item, 0)
+            ends[piece.item] = piece.start + piece.length
         assert [ends[item] for item in range(6000)] == LENGTHS.tolist()
 
     def test_both_warmups_start_with_the_shortest_length(self):

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple
 
 import numpy as np
 
 from .plan import IntArray
 
 
-class Packs(NamedTuple):
-    order: IntArray  #: (items,) int64, indices into the packed lengths, batch by batch
-    boundaries: IntArray  #: (batches + 1,) int64: batch b holds order[boundaries[b]:boundaries[b + 1]]
-
-
-def pack(lengths: IntArray, max_tokens: int) -> Packs:
+def pack(lengths: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
     """First-fit decreasing: add the longest item that fits until none fits, then start the next batch.
 
     Items of equal length are added together, so the time depends on the number of runs, not of items. Items of length 0
@@ -25,6 +19,9 @@ def pack(lengths: IntArray, max_tokens: int) -> Packs:
     Args:
         lengths: (items,) int64, each from 0 to `max_tokens`.
         max_tokens: maximum number of tokens in a batch.
+
+    Returns:
+        (items,) int64, indices into `lengths`, batch by batch; (batches + 1,) int64, where batches begin and end.
     """
     by_length = np.argsort(lengths, kind="stable")
     sizes_array, begins = np.unique(lengths[by_length], return_index=True)
@@ -48,7 +45,7 @@ def pack(lengths: IntArray, max_tokens: int) -> Packs:
                 first[index] += count
                 counts[index] -= count
         boundaries.append(packed)
-    return Packs(by_length[_ranges(run_begins, run_counts)], np.asarray(boundaries))
+    return by_length[_ranges(run_begins, run_counts)], np.asarray(boundaries)
 
 
 def _ranges(begins: list[int], counts: list[int]) -> IntArray:

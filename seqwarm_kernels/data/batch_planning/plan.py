@@ -1,32 +1,23 @@
-"""A plan: which tokens of which items make up each batch. Also checks of the lengths that are planned."""
+"""A plan: which tokens of which items make up each batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-
-from ...utils.checks import check_dense, check_int, check_iterable
 
 IntArray = NDArray[np.int64]
 
 #: Where an item has to end, if the plan leaves its last tokens out.
 TRUNCATED = -1
 
-#: Packed batches store the offsets of their sequences as int32.
-MAX_TOKENS = 2**31 - 1
-
 
 @dataclass(slots=True, order=True, unsafe_hash=True)  # frozen=True would take three times as long to make
 class Piece:
-    """Tokens `start` to `start + length` of an item.
-
-    It can be unpacked into these three. It is not a tuple, which tensors and arrays would take for several indices.
-    """
+    """Tokens `start` to `start + length` of an item. Not a tuple, which tensors and arrays take for several indices."""
 
     item: Any  #: its index in the data set, or the item itself
     start: int
@@ -34,18 +25,8 @@ class Piece:
     #: Where the item has to end, or `TRUNCATED`. None: not known.
     item_end: int | None = field(default=None, compare=False, repr=False)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.item, self.start, self.length))
-
     def __reduce__(self) -> tuple[Any, ...]:  # takes a third of the time of the default
         return Piece, (self.item, self.start, self.length, self.item_end)
-
-    @classmethod
-    def _refuse(cls, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("a Piece is part of an item, not an index: wrap the dataset in PieceDataset, or use Prepare")
-
-    # Lists, datasets of Hugging Face, arrays and tensors call these of an index, and their own errors do not help.
-    __index__ = __array__ = __torch_function__ = _refuse
 
 
 @dataclass(frozen=True)
@@ -92,40 +73,16 @@ class Plan:
         return sums[self.ends] - sums[self.begins]
 
 
-def check_size(name: str, value: object) -> int:
-    """Return `value` as an int. It must be an int from 1 to `MAX_TOKENS`."""
-    if isinstance(value, (int, np.integer)) and value > MAX_TOKENS:  # the limit of check_int is larger
-        raise ValueError(f"{name} must be at most {MAX_TOKENS}, got {value}")
-    return check_int(name, value, minimum=1)
-
-
 def as_lengths(lengths: Sequence[int] | NDArray[Any]) -> IntArray:
     """A sequence, array or tensor of ints as an array of (items,) int64.
 
     Raises:
-        TypeError: the lengths are not ints.
-        ValueError: the lengths are not one-dimensional, or a length is negative or at least 2**63.
+        ValueError: the lengths are not ints of one dimension, or one is negative.
     """
-    check_iterable("lengths", lengths, "one int for each item")
-    if isinstance(lengths, Tensor):
-        check_dense("lengths", lengths)
-        if lengths.is_meta:
-            raise TypeError("lengths must have values, got a tensor on the meta device")
-        if lengths.is_floating_point() or lengths.is_complex():  # NumPy takes no gradients and no bfloat16
-            raise TypeError(f"lengths must be ints, got {lengths.dtype}")
-        lengths = lengths.numpy(force=True)
-    try:
-        array = np.asarray(lengths)
-    except ValueError as error:
-        raise ValueError(f"lengths must be one int for each item, got nested ones of several sizes: {error}") from error
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"lengths must be ints, got {array.dtype}")
-    if array.ndim != 1:
-        raise ValueError(f"lengths must be one-dimensional, got shape {array.shape}")
-    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
-        raise ValueError(f"lengths must be below 2**63, got {array.max()} for item {array.argmax()}")
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise ValueError(f"lengths must be one int for each item, got {array.dtype} of shape {array.shape}")
     array = array.astype(np.int64, copy=False)
     if (array < 0).any():
-        item = int(np.flatnonzero(array < 0)[0])
-        raise ValueError(f"lengths must be at least 0, got {array[item]} for item {item}")
+        raise ValueError(f"lengths must be at least 0, got {array.min()} for item {array.argmin()}")
     return array

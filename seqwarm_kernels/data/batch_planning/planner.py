@@ -9,13 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ...utils.checks import check_bool, check_choice, check_int, check_iterable
+from ...utils.checks import check_choice, check_int
 from .packed import pack
 from .padded import greedy_boundaries, reduce_padding
-from .plan import TRUNCATED, IntArray, Plan, as_lengths, check_size
-
-TOO_LONG = ("reject", "truncate", "split")
-WARMUPS = ("bucket", "cut")
+from .plan import TRUNCATED, IntArray, Plan, as_lengths
 
 
 class BatchPlanner:
@@ -44,8 +41,7 @@ class BatchPlanner:
         packed: plan batches for `PackedCollator`.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument has an invalid value; the message names the argument.
+        ValueError: an argument has an invalid value, or contradicts another.
     """
 
     def __init__(
@@ -61,24 +57,25 @@ class BatchPlanner:
     ) -> None:
         if max_tokens is None and batch_size is None:
             raise ValueError("max_tokens or batch_size must be given, got None for both")
-        max_tokens = None if max_tokens is None else check_size("max_tokens", max_tokens)
-        batch_size = None if batch_size is None else check_size("batch_size", batch_size)
-        multiple_of = check_size("multiple_of", multiple_of)
-        check_choice("too_long", too_long, TOO_LONG)
+        check_choice("too_long", too_long, ("reject", "truncate", "split"))
         if warmup is not None:
-            _check_warmup(warmup, max_length)
-        check_bool("packed", packed)
-        if packed:
-            _check_packed(max_tokens, batch_size, multiple_of)
+            check_choice("warmup", warmup, ("bucket", "cut"))
+            if not isinstance(max_length, SequenceLengthScheduler):
+                raise ValueError(f"warmup needs a SequenceLengthScheduler as max_length, got {max_length!r}")
+        if packed and (max_tokens is None or batch_size is not None or multiple_of != 1):
+            raise ValueError(
+                f"packed=True needs max_tokens alone, got {max_tokens}, batch_size {batch_size} and multiple_of "
+                f"{multiple_of}"
+            )
+        self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, minimum=1)
+        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, minimum=1)
+        self.multiple_of = check_int("multiple_of", multiple_of, minimum=1)
         self.scheduler = max_length if isinstance(max_length, SequenceLengthScheduler) else None
-        self.max_tokens = max_tokens
-        self.batch_size = batch_size
-        self.multiple_of = multiple_of
         self.too_long = too_long
         self.warmup = warmup or "bucket"
         self.packed = packed
         #: Maximum length of any sequence; None: unlimited.
-        self.longest = self._longest(max_length)
+        self.longest = self._longest(self.scheduler.max_seq_length if self.scheduler else max_length)
 
     @property
     def by_bucket(self) -> bool:
@@ -105,14 +102,12 @@ class BatchPlanner:
             seeds: ints, at least 0.
 
         Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: an argument has an invalid value, or an item is too long and `too_long` is "reject".
+            ValueError: `lengths` are no lengths, or an item is too long and `too_long` is "reject".
         """
         lengths = as_lengths(lengths)
-        seeds = None if seeds is None else _checked_seeds(seeds)
         self.check(lengths)
         pieces, starts, lengths = self._pieces(lengths, max_length)
-        order, boundaries = pack(lengths, self._budget) if self.packed else self._pad(lengths)
+        order, boundaries = self._group(lengths)
         items = order if pieces is None else pieces[order]
         starts = starts if pieces is None else starts[order]
         lengths = lengths[order]
@@ -127,7 +122,7 @@ class BatchPlanner:
         """Number of batches of `plan`, computed with less work."""
         _, _, lengths = self._pieces(lengths, max_length)
         if self.packed:
-            return len(pack(lengths, self._budget).boundaries) - 1
+            return len(self._group(lengths)[1]) - 1
         return len(greedy_boundaries(-np.sort(-self.widths(lengths)), self.max_tokens, self.batch_size)) - 1
 
     def tokens(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
@@ -154,8 +149,8 @@ class BatchPlanner:
         if int(lengths.max(initial=0)) > self.longest:
             item = int((lengths > self.longest).argmax())
             raise ValueError(
-                f"item {first_item + item} has {lengths[item]} tokens, more than {self._reason()}; "
-                "too_long='truncate' or 'split' takes such items"
+                f"item {first_item + item} has {lengths[item]} tokens, more than {self.longest}, which max_length and "
+                "max_tokens allow; pass too_long='truncate' or 'split'"
             )
 
     def configuration(self) -> dict[str, Any]:
@@ -171,34 +166,20 @@ class BatchPlanner:
             "packed": self.packed,
         }
 
-    @property
-    def _budget(self) -> int:
-        assert self.max_tokens is not None
-        return self.max_tokens
-
-    def _longest(self, max_length: int | SequenceLengthScheduler | None) -> int | None:
+    def _longest(self, max_length: Any) -> int | None:
         room = None if self.max_tokens is None else self.max_tokens // self.multiple_of * self.multiple_of
         if room == 0:
             raise ValueError(f"max_tokens must be at least multiple_of {self.multiple_of}, got {self.max_tokens}")
         if max_length is None:
             return room
-        name = "max_length"
-        if isinstance(max_length, SequenceLengthScheduler):
-            name, max_length = "max_seq_length of the scheduler", max_length.max_seq_length
-        max_length = check_size(name, max_length)
+        max_length = check_int("max_length", max_length, minimum=1)
         if room is not None and max_length > room:
-            raise ValueError(f"{name} must be at most {room}, for max_tokens to hold one row, got {max_length}")
+            raise ValueError(f"max_length must be at most {room}, for max_tokens to hold one row, got {max_length}")
         return max_length
 
     def _bound(self, max_length: int | None) -> int | None:
         """Maximum length of a sequence; None: unlimited."""
-        max_length = None if max_length is None else check_int("max_length", max_length, minimum=1)
         return min((bound for bound in (max_length, self.longest) if bound is not None), default=None)
-
-    def _reason(self) -> str:
-        if self.max_tokens is not None and self.longest == self.max_tokens // self.multiple_of * self.multiple_of:
-            return f"max_tokens {self.max_tokens} can hold"
-        return f"max_length {self.longest}"
 
     def _pieces(self, lengths: IntArray, max_length: int | None) -> tuple[IntArray | None, IntArray, IntArray]:
         """Items, starts and lengths of the pieces. The items are None if each item is one piece."""
@@ -213,8 +194,11 @@ class BatchPlanner:
         starts = (np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)) * bound
         return items, starts, np.minimum(lengths[items] - starts, bound)
 
-    def _pad(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
+    def _group(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
         """The pieces in the order of their batches, and the batch boundaries. Equal widths keep their order."""
+        if self.packed:
+            assert self.max_tokens is not None
+            return pack(lengths, self.max_tokens)
         widths = self.widths(lengths)
         shorter = widths.max(initial=0) - widths
         if shorter.max(initial=0) < 2**16:
@@ -231,25 +215,3 @@ class BatchPlanner:
             sums = np.append(0, np.cumsum(lengths))
             return sums[ends] - sums[begins]
         return (ends - begins) * self.widths(lengths[begins])
-
-
-def _check_warmup(warmup: str, max_length: int | SequenceLengthScheduler | None) -> None:
-    check_choice("warmup", warmup, WARMUPS)
-    if not isinstance(max_length, SequenceLengthScheduler):
-        raise ValueError(
-            f"warmup needs a SequenceLengthScheduler as max_length, got warmup {warmup!r} and max_length {max_length!r}"
-        )
-
-
-def _checked_seeds(seeds: Sequence[int]) -> list[int]:
-    check_iterable("seeds", seeds, "a sequence of ints")
-    return [check_int(f"seeds[{number}]", seed, minimum=0) for number, seed in enumerate(seeds)]
-
-
-def _check_packed(max_tokens: int | None, batch_size: int | None, multiple_of: int) -> None:
-    if max_tokens is None:
-        raise ValueError("max_tokens must be given with packed=True, got None")
-    if batch_size is not None:
-        raise ValueError(f"batch_size must be None with packed=True: packs are filled by tokens, got {batch_size}")
-    if multiple_of != 1:
-        raise ValueError(f"multiple_of must be 1 with packed=True: packs have no padding, got {multiple_of}")

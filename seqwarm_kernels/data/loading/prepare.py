@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -39,59 +38,15 @@ def cut_item(item: Any, start: int, length: int) -> Any:
 
     if isinstance(item, (dict, Mapping)):  # the check for a Mapping takes long
         return {name: cut(value) for name, value in item.items()}
-    return _like(item, [cut_item(item[0], start, length), *map(cut, item[1:])])
-
-
-def _like(item: Any, entries: list[Any]) -> Any:
-    """A tuple or list of the type of `item`. A namedtuple takes its entries one by one."""
-    return type(item)(*entries) if hasattr(item, "_fields") else type(item)(entries)
-
-
-class PieceDataset(Dataset[Any]):
-    """A map-style dataset that can be indexed with a `Piece` as well as with an index.
-
-    A batch raises a ValueError if an item has more tokens than its length says, and the plan serves all of it: the
-    tokens at its end would be lost. Items of a `cut` of your own are not checked.
-
-    Args:
-        dataset: the map-style dataset to wrap.
-        cut: returns a part of an item: cut(item, start, length).
-    """
-
-    def __init__(self, dataset: Any, cut: Callable[[Any, int, int], Any] = cut_item) -> None:
-        self._dataset = dataset
-        self._cut = cut
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Fetch a batch at once if the dataset can, which is faster with datasets of Hugging Face."""
-        return _pieces(_fetch(self._dataset, _without_pieces(indices)), indices, self._cut)
-
-
-class ItemDataset(Dataset[Any]):
-    """A dataset that is indexed with the items themselves.
-
-    With it, a `LengthBatchStream`, which yields items, is the `batch_sampler` of a DataLoader. `Prepare` as its
-    `collate_fn` turns the items into a batch, in the DataLoader's workers.
-
-    After an interrupted iteration, the next one of a DataLoader with workers leaves out the batches that were fetched
-    ahead. A `ResumableLoader` yields them.
-    """
-
-    def __getitem__(self, item: Any) -> Any:
-        return item
+    entries = [cut_item(item[0], start, length), *map(cut, item[1:])]
+    return type(item)(*entries) if hasattr(item, "_fields") else type(item)(entries)  # a namedtuple, a tuple or a list
 
 
 class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
-    A batch raises a ValueError if an item has more tokens after `transform` than its length says, as `PieceDataset`.
-    Items of a `cut` of your own are not checked.
+    A batch raises a ValueError if an item has more tokens than its length says, and the plan serves all of it: the
+    tokens at its end would be lost. Items of a `cut` of your own are not checked.
 
     Args:
         collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.
@@ -114,48 +69,62 @@ class Prepare:
         self._cut = cut
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        items = _without_pieces(batch)
-        if self.dataset is not None:
-            items = _fetch(self.dataset, items)
+        items = [entry.item if isinstance(entry, Piece) else entry for entry in batch]
+        if self.dataset is not None and items:
+            get_many = getattr(self.dataset, "__getitems__", None)  # faster with datasets of Hugging Face
+            items = get_many(items) if get_many else [self.dataset[index] for index in items]
         if self._transform is not None:
             items = list(map(self._transform, items))
-        return self.collate(_pieces(items, batch, self._cut))
+        return self.collate([self._piece(*pair) for pair in zip(items, batch, strict=True)])
+
+    def _piece(self, item: Any, entry: Any) -> Any:
+        """The part of `item` that `entry` says, if that is a piece."""
+        if not isinstance(entry, Piece):
+            return item
+        piece = self._cut(item, entry.start, entry.length)
+        if self._cut is cut_item:
+            end, tokens = entry.start + entry.length, _length(tokens_of(item))
+            if end == entry.item_end and tokens is not None and tokens > end:
+                raise ValueError(
+                    f"item {entry.item!r:.40} must have the {end} tokens that its length says, got {tokens}"
+                )
+        return piece
 
 
-def _without_pieces(entries: Sequence[Any]) -> list[Any]:
-    """Replace each piece by its item, or by the index of its item."""
-    return [entry.item if isinstance(entry, Piece) else entry for entry in entries]
+class PieceDataset(Dataset[Any]):
+    """A map-style dataset that can be indexed with a `Piece` as well as with an index. Checks items as `Prepare`.
+
+    Args:
+        dataset: the map-style dataset to wrap.
+        cut: returns a part of an item: cut(item, start, length).
+    """
+
+    def __init__(self, dataset: Any, cut: Callable[[Any, int, int], Any] = cut_item) -> None:
+        self._dataset = dataset
+        self._prepare = Prepare(list, dataset=dataset, cut=cut)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        return self._prepare(indices)
 
 
-def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
-    get_many = getattr(dataset, "__getitems__", None)
-    if get_many is None or not indices:
-        return [dataset[index] for index in indices]
-    return get_many(indices)
+class ItemDataset(Dataset[Any]):
+    """A dataset that is indexed with the items themselves.
 
+    With it, a `LengthBatchStream`, which yields items, is the `batch_sampler` of a DataLoader. `Prepare` as its
+    `collate_fn` turns the items into a batch, in the DataLoader's workers.
 
-def _pieces(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
-    """Cut the items whose entry is a piece. The other items stay."""
-    pieces = [
-        cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
-        for item, entry in zip(items, entries, strict=True)
-    ]
-    if cut is cut_item:
-        _check_ends(items, entries)
-    return pieces
+    After an interrupted iteration, the next one of a DataLoader with workers leaves out the batches that were fetched
+    ahead. A `ResumableLoader` yields them.
+    """
 
-
-def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
-    """No token may follow the last piece of an item."""
-    for number, (item, entry) in enumerate(zip(items, entries, strict=True)):
-        if not isinstance(entry, Piece) or (end := entry.start + entry.length) != entry.item_end:
-            continue
-        tokens = _length(tokens_of(item))
-        if tokens is not None and tokens > end:
-            name = f"item {entry.item}" if isinstance(entry.item, Integral) else f"item {number} of the batch"
-            raise ValueError(
-                f"{name} must have the {end} tokens that its length says, got {tokens}, whose end would be lost"
-            )
+    def __getitem__(self, item: Any) -> Any:
+        return item
 
 
 def _length(value: Any) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -24,8 +25,9 @@ class ResumableLoader:
 
     Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
 
-    A `PaddedCollator` or `PackedCollator` of `loader`, also inside of `Prepare`, is replaced by one with the planner's
-    `max_tokens`, if it has none: a batch with more tokens raises a ValueError. A collator of your own is not checked.
+    A `PaddedCollator` or `PackedCollator` of `loader`, also inside of `Prepare` or `functools.partial`, is replaced by
+    one with the planner's `max_tokens`, if it has none: a batch with more tokens raises a ValueError. A collator of
+    your own is not checked.
 
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
@@ -39,10 +41,7 @@ class ResumableLoader:
     def __init__(self, loader: DataLoader[Any]) -> None:
         batches = loader.batch_sampler
         if not isinstance(batches, PlannedBatches):
-            raise ValueError(
-                "loader must have a LengthBatchSampler or a LengthBatchStream as batch_sampler, got "
-                f"{type(batches).__name__}"
-            )
+            raise ValueError(f"batch_sampler must be a LengthBatchSampler or LengthBatchStream, got {batches!r:.60}")
         if isinstance(batches, LengthBatchStream) and not isinstance(loader.dataset, ItemDataset):
             raise ValueError(
                 f"dataset of loader must be ItemDataset() with a LengthBatchStream, got {type(loader.dataset).__name__}"
@@ -51,11 +50,11 @@ class ResumableLoader:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
         check_num_items(batches, loader.dataset)
         loader.collate_fn = with_budget(loader.collate_fn, batches)
-        self._loader = loader
+        self._loader: Any = loader
         self._sampler = batches
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._sampler)  # type: ignore[arg-type]  # a stream has none
 
     def __iter__(self) -> Iterator[Any]:
         """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`.
@@ -110,17 +109,21 @@ def check_num_items(batches: PlannedBatches, dataset: Any) -> None:
 
 
 def with_budget(collate: Any, batches: PlannedBatches) -> Any:
-    """A collator of this package with the planner's `max_tokens`, if it has none. Others stay as they are.
+    """A copy of `collate` in which collators of this package have the planner's `max_tokens`, if they have none.
 
     The dataset of a `Prepare` must have as many items as a `LengthBatchSampler` has lengths.
     """
+    if isinstance(collate, partial):
+        function, *parts = (with_budget(part, batches) for part in (collate.func, *collate.args))
+        return partial(
+            function, *parts, **{name: with_budget(part, batches) for name, part in collate.keywords.items()}
+        )
+    if not isinstance(collate, (PaddedCollator, PackedCollator, Prepare)):
+        return collate
+    collate = copy.copy(collate)
     if isinstance(collate, Prepare):
         check_num_items(batches, collate.dataset)
-        prepare = copy.copy(collate)
-        prepare.collate = with_budget(collate.collate, batches)
-        return prepare
-    if not isinstance(collate, (PaddedCollator, PackedCollator)) or getattr(collate, "max_tokens", 0) is not None:
-        return collate
-    bounded = copy.copy(collate)
-    bounded.max_tokens = batches.planner.max_tokens
-    return bounded
+        collate.collate = with_budget(collate.collate, batches)
+    elif getattr(collate, "max_tokens", 0) is None:  # a class of the user's may have no budget
+        collate.max_tokens = batches.planner.max_tokens
+    return collate

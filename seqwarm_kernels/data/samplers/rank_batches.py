@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from .state import Position
@@ -11,6 +12,7 @@ from .windows import Window, WindowMaker
 REMAINDERS = ("drop", "repeat", "empty")
 
 
+@dataclass
 class RankBatches:
     """Takes `world_size` batches for each step, across windows if needed, and returns one of them for this rank.
 
@@ -18,18 +20,18 @@ class RankBatches:
     valid for every rank and every number of ranks.
     """
 
-    def __init__(
-        self, maker: WindowMaker, position: Position, *, rank: int, world_size: int, remainder: str, infinite: bool
-    ) -> None:
-        self._maker = maker
-        self._rank = rank
-        self._world_size = world_size
-        self._remainder = remainder
-        self._infinite = infinite
+    _maker: WindowMaker
+    _next: Position  #: where the next window is formed
+    _: KW_ONLY
+    rank: int
+    world_size: int
+    remainder: str  #: one of `REMAINDERS`
+    infinite: bool
+
+    def __post_init__(self) -> None:
         self._windows: deque[Window] = deque()
         self._batches_served = 0  # of the first window
         self._available = 0  # batches of the windows that were not served
-        self._next = position  # where the next window is formed
         self._ended = False
 
     @property
@@ -42,21 +44,21 @@ class RankBatches:
         A last step with batches for only some ranks counts as a step.
         """
         position = self.position
-        steps = -(-position.served.batches // self._world_size)
-        served = position.served._replace(batches=steps * self._world_size)
+        steps = -(-position.served.batches // self.world_size)
+        served = position.served._replace(batches=steps * self.world_size)
         return self._maker.epoch_start(position.epoch + 1, served)
 
     def has_step(self) -> bool:
         """Whether the epoch has another step for this rank. Forms the windows of that step."""
-        while self._available < self._world_size and not self._ended:
+        while self._available < self.world_size and not self._ended:
             window = self._maker.form(self._next)
             if window is not None or self._next.batches_of_window:
                 self._add(window)
-            elif self._infinite and not self._next.is_epoch_start:
+            elif self.infinite and not self._next.is_epoch_start:
                 self._next = self._maker.epoch_start(self._next.epoch + 1, self._next.served)
             else:
                 self._ended = True
-        return self._available >= self._world_size or (self._available > 0 and self._remainder != "drop")
+        return self._available >= self.world_size or (self._available > 0 and self.remainder != "drop")
 
     def step(self) -> list[Any] | None:
         """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
@@ -67,12 +69,12 @@ class RankBatches:
             self._available = 0
             return None
         batch: list[Any] = []
-        if self._rank < self._available:
-            batch = self._batch(self._batches_served + self._rank)
-        elif self._remainder == "repeat":
+        if self.rank < self._available:
+            batch = self._batch(self._batches_served + self.rank)
+        elif self.remainder == "repeat":
             last = self._windows[-1]
-            batch = last.batch((self._rank - self._available) % len(last))
-        served = min(self._world_size, self._available)
+            batch = last.batch((self.rank - self._available) % len(last))
+        served = min(self.world_size, self._available)
         self._batches_served += served
         self._available -= served
         while self._windows and self._batches_served >= len(self._windows[0]):
@@ -104,5 +106,5 @@ class RankBatches:
         if self._windows and self._windows[0].start.is_epoch_start and self._batches_served == 0:
             raise ValueError(
                 f"remainder must be 'repeat' or 'empty' for epochs of {self._available} batches on "
-                f"{self._world_size} ranks, got 'drop'"
+                f"{self.world_size} ranks, got 'drop'"
             )

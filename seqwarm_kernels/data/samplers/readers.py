@@ -9,12 +9,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..batch_planning.plan import IntArray
-from ..sources.base import BlockSource, Source
+from ..sources.base import Source
 from ..sources.permutation import permutation, permuted
 from .state import Cursor
 
@@ -63,26 +63,6 @@ def select_items(items: Sequence[Any] | IntArray, chosen: IntArray) -> Any:
     return items[chosen] if isinstance(items, np.ndarray) else [items[index] for index in chosen.tolist()]
 
 
-class Reader(Protocol):
-    """Reads from any cursor of an epoch. Cursors are JSON-able."""
-
-    @property
-    def num_items(self) -> int | None:
-        """Number of items of an epoch; None: not known."""
-
-    def begin(self) -> Cursor:
-        """The cursor of the start of the first epoch, or of the next epoch once the previous one is over."""
-
-    def read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
-        """Up to `count` items, starting at `cursor`; fewer at the end of the epoch; None: all."""
-
-    def check(self, cursor: Cursor) -> None:
-        """Raise TypeError or ValueError if `cursor` is one of other items."""
-
-    def forget(self) -> None:
-        """Drop everything in memory. The next `read` starts again from its cursor."""
-
-
 class IndexReader:
     """Indices of a data set with known lengths, in the random order of each epoch.
 
@@ -92,35 +72,35 @@ class IndexReader:
     """
 
     def __init__(self, lengths: IntArray, seed: int | None, whole: bool) -> None:
-        self.num_items = len(lengths)
+        self.num_items: int | None = len(lengths)  #: of an epoch; None: not known
         self._lengths = lengths
         self._seed = seed
         self._whole = whole
         self._order_of_epoch: tuple[int, IntArray] | None = None
 
     def begin(self) -> Cursor:
+        """The cursor of the start of the first epoch, or of the next epoch once the previous one is over."""
         return {"position": 0}
 
     def read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
+        """Up to `count` items, starting at `cursor`; fewer at the end of the epoch; None: all."""
         begin = cursor["position"]
-        positions = np.arange(begin, self.num_items if count is None else min(begin + count, self.num_items))
+        size = len(self._lengths)
+        positions = np.arange(begin, size if count is None else min(begin + count, size))
         indices = self._indices(epoch, positions)
         return Items(indices, self._lengths[indices], positions)
 
     def check(self, cursor: Cursor) -> None:
-        """Any position is one of these items. The lengths are in the configuration of a state."""
-
-    def forget(self) -> None:
-        self._order_of_epoch = None
+        """Raise ValueError if `cursor` is one of other items. Here the configuration of a state tells that."""
 
     def _indices(self, epoch: int, positions: IntArray) -> IntArray:
         if self._seed is None or len(positions) == 0:
             return positions
         if not self._whole:
-            return permuted(positions, self.num_items, self._seed, epoch)
+            return permuted(positions, len(self._lengths), self._seed, epoch)
         found = self._order_of_epoch  # a thread of an earlier iterator may replace it
         if found is None or found[0] != epoch:
-            found = self._order_of_epoch = epoch, permutation(self.num_items, self._seed, epoch)
+            found = self._order_of_epoch = epoch, permutation(len(self._lengths), self._seed, epoch)
         return found[1][positions[0] : positions[-1] + 1]
 
 
@@ -131,28 +111,16 @@ class SourceReader:
     position 0 was taken before the epoch, perhaps at the end of the previous one.
     """
 
-    num_items = None
+    num_items: int | None = None
 
     def __init__(self, source: Source[Any], length: Callable[[Any], int]) -> None:
         self._source = source
         self._length = length
         self._lock = threading.RLock()  # a thread of an earlier iterator may still fetch ahead
-        self.forget()
+        self._forget()
 
-    def forget(self) -> None:
-        with self._lock:
-            self._epoch: int | None = None  # of the items in memory
-            self._iterator: Iterator[Any] = iter(())
-            self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
-            self._lengths: IntArray = np.empty(0, np.int64)  # of the items
-            self._first = 0  # position of the first item in memory
-            self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_source": self._source, "_length": self._length}  # the rest is read again
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_source"], state["_length"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceReader, (self._source, self._length)  # the items are read again
 
     def begin(self) -> Cursor:
         with self._lock:
@@ -163,12 +131,22 @@ class SourceReader:
             try:
                 return self._read(epoch, cursor, count)
             except BaseException:  # a generator that raised yields nothing more, as if it had ended
-                self.forget()
+                self._forget()
                 raise
 
     def check(self, cursor: Cursor) -> None:
-        if isinstance(self._source, BlockSource):  # other sources check their state when they load it
-            self._source.check_state_dict(cursor["source"])
+        with self._lock:
+            self._forget()
+            self._source.load_state_dict(cursor["source"])
+
+    def _forget(self) -> None:
+        """The next `read` starts again from its cursor."""
+        self._epoch: int | None = None  # of the items in memory
+        self._iterator: Iterator[Any] = iter(())
+        self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
+        self._lengths: IntArray = np.empty(0, np.int64)  # of the items
+        self._first = 0  # position of the first item in memory
+        self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
 
     def _read(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
         position = cursor["position"]
@@ -178,8 +156,6 @@ class SourceReader:
         if count is None or len(self._items) < count:
             items = self._read_items(count)
             lengths = np.fromiter(map(operator.index, map(self._length, items)), np.int64, len(items))
-            if (lengths < 0).any():
-                raise ValueError(f"length must return at least 0 for each item, got {lengths.min()}")
             self._items = [*self._items, *items] if self._items else items
             self._lengths = np.append(self._lengths, lengths)
         lengths = self._lengths[:count]
@@ -208,12 +184,12 @@ class SourceReader:
         first = position = self._first + len(self._items)
         end = math.inf if count is None else self._first + count
         while position < end:
-            next_state = position - position % _SPACING + _SPACING
-            items.extend(itertools.islice(self._iterator, int(min(next_state, end)) - position))
+            stop = int(min(position - position % _SPACING + _SPACING, end))
+            items.extend(itertools.islice(self._iterator, stop - position))
             position = first + len(items)
-            if position < min(next_state, end):  # the epoch has ended
+            if position < stop:  # the epoch has ended
                 break
-            if position == next_state:
+            if position % _SPACING == 0:
                 self._states.append((position, self._source.state_dict()))
         return items
 
@@ -223,3 +199,6 @@ class SourceReader:
         self._first = position
         not_after = sum(at <= position for at, _ in self._states)
         del self._states[: not_after - 1]
+
+
+Reader: TypeAlias = IndexReader | SourceReader

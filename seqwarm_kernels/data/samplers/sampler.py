@@ -9,10 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from ...utils.checks import check_count
 from ..batch_planning.plan import as_lengths
 from ..batch_planning.planner import BatchPlanner
-from .planned_batches import PlannedBatches, checked_seed
+from .planned_batches import PlannedBatches
 from .rank_batches import RankBatches
 from .readers import IndexReader
 from .state import Counts
@@ -39,16 +38,14 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     The state counts the batches that this sampler has yielded. A DataLoader with workers fetches batches ahead of
     training: take the state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
 
-    The budget is that of `lengths`. `ResumableLoader` lets the package's collators check it, and compares the number of
-    items with that of lengths. A DataLoader alone checks neither: pass the planner's `max_tokens` to the collator, and
-    compare `len(dataset)` with `len(lengths)`, since items without a length are never served.
+    `ResumableLoader` lets the package's collators check the budget, and compares the number of items with that of
+    lengths. A DataLoader alone does neither.
 
     Args:
         lengths: (items,) ints, tokens of each item.
         planner: divides the items of a window into batches.
         window: maximum number of items that are planned together; None: the whole epoch, which saves the most padding
-            and takes one to three seconds for ten million items. A packed window in which no item has tokens is doubled
-            until one has.
+            and takes one to three seconds for ten million items.
         shuffle: shuffle the items in each epoch, and the batches of each window. If False, items keep their order, and
             the batches of a window are yielded longest first.
         seed: seed of both orders.
@@ -60,8 +57,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             without labels.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument has an invalid value, or an item is too long; the message names it.
+        ValueError: an argument has an invalid value, or an item is too long.
     """
 
     def __init__(
@@ -78,9 +74,11 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         remainder: str = "drop",
     ) -> None:
         own_lengths = as_lengths(lengths).copy()  # the caller may change its array
-        order_seed = checked_seed(shuffle, seed)
+        planner.check(own_lengths)
+        order_seed = int(seed) if shuffle else None
         self.num_items = len(own_lengths)  #: number of lengths
-        self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
+        self._infinite = infinite
+        self._num_batches: dict[tuple[int, Counts], int] = {}  # of the epoch that was planned last
         super().__init__(
             IndexReader(own_lengths, order_seed, whole=window is None),
             planner,
@@ -90,9 +88,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             world_size=world_size,
             remainder=remainder,
             infinite=infinite,
-            settings={"infinite": infinite, "num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())},
         )
-        planner.check(own_lengths)
+        own = {"infinite": infinite, "num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())}
+        self._configuration |= own
 
     def __len__(self) -> int:
         """Number of batches of the epoch for this rank.
@@ -101,12 +99,11 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         """
         if self._infinite:
             raise TypeError("an infinite LengthBatchSampler has no length")
-        position = self.position
-        key = position.epoch, position.epoch_start
-        if self._planned_length is None or self._planned_length[:2] != key:
-            rank_batches = self._rank_batches(self._maker.epoch_start(*key))
-            self._planned_length = *key, sum(1 for _ in iter(rank_batches.step, None))
-        return self._planned_length[2]
+        start = self.position.epoch, self.position.epoch_start
+        if start not in self._num_batches:
+            rank_batches = self._rank_batches(self._maker.epoch_start(*start))
+            self._num_batches = {start: sum(1 for _ in iter(rank_batches.step, None))}
+        return self._num_batches[start]
 
     @property
     def epoch(self) -> int:
@@ -118,7 +115,6 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
         An infinite sampler continues from any state that was just loaded: a trainer counts its epochs otherwise.
         """
-        epoch = check_count("epoch", epoch)
         position = self.position
         is_same_epoch = epoch == position.epoch
         if self._start_is_set and (is_same_epoch or (self._infinite and position.served.batches)):

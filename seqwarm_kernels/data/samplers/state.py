@@ -1,11 +1,9 @@
-"""Where batches are: one `Position` of all ranks, and its state of plain values."""
+"""How a state is kept: where all ranks are between two steps, as a `Position` and as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
-
-from ...utils.checks import check_same_configuration, check_state_entries
 
 #: Where a reader continues in an epoch: "position", the number of items before it, and what else the reader needs.
 Cursor: TypeAlias = dict[str, Any]
@@ -40,36 +38,22 @@ class Position(NamedTuple):
     def is_epoch_start(self) -> bool:
         return self.served == self.epoch_start
 
+    def plain(self) -> dict[str, Any]:
+        """The same as JSON-able values, without the contents of items."""
+        counts = {name: getattr(self, name)._asdict() for name in ("served", "window_start", "epoch_start")}
+        return {**self._asdict(), **counts, "served_up_to": [list(entry) for entry in self.served_up_to]}
 
-_COUNTS = ("served", "window_start", "epoch_start")
-_ENTRIES = (*Position._fields, "configuration")
-
-#: Entries in which torchdata counts the batches since it took a state.
-_STEPS_SINCE = ("steps_since_snapshot", "_steps_since_snapshot")
-
-
-def pack_state(position: Position, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """The state at `position`, JSON-able, without the contents of items."""
-    return {
-        **position._asdict(),
-        **{name: getattr(position, name)._asdict() for name in _COUNTS},
-        "served_up_to": [list(entry) for entry in position.served_up_to],
-        "configuration": dict(configuration),
-    }
-
-
-def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> Position:
-    """The position of a state.
-
-    Raises:
-        TypeError: `state` is not a mapping.
-        ValueError: entries are missing or unknown, or the configuration is not `configuration`.
-    """
-    check_state_entries(state, _ENTRIES)
-    check_same_configuration(state["configuration"], configuration)
-    counts = {name: Counts(**state[name]) for name in _COUNTS}
-    served_up_to = tuple((bound, dict(cursor)) for bound, cursor in state["served_up_to"])
-    return Position(state["epoch"], served_up_to, **counts, min_length=state["min_length"])
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Position:
+        """The position of the values of `plain`."""
+        return cls(
+            epoch=state["epoch"],
+            served_up_to=tuple((bound, dict(cursor)) for bound, cursor in state["served_up_to"]),
+            served=Counts(**state["served"]),
+            window_start=Counts(**state["window_start"]),
+            epoch_start=Counts(**state["epoch_start"]),
+            min_length=state["min_length"],
+        )
 
 
 def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,21 +66,20 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: `state_dict` has no state of batches, or the loader took that state some batches earlier: its
             `snapshot_every_n_steps` must be 1.
     """
-    found = next(_search(state_dict), None)
+    found = _find(state_dict)
     if found is None:
         raise ValueError(f"state_dict must hold a state of batches, got {list(state_dict)}")
     return found
 
 
-def _search(state: Any) -> Iterator[dict[str, Any]]:
+def _find(state: Any) -> dict[str, Any] | None:
     if not isinstance(state, Mapping):
-        return
-    if state.keys() == set(_ENTRIES):
-        yield dict(state)
-        return
-    steps = sum(state.get(name, 0) for name in _STEPS_SINCE)
-    for value in state.values():
-        for found in _search(value):
-            if steps:
-                raise ValueError(f"state_dict must be that of the last batch, got one of {steps} batches before it")
-            yield found
+        return None
+    if "served_up_to" in state:
+        return dict(state)
+    found = next(filter(None, map(_find, state.values())), None)
+    # The names of two classes of torchdata for the batches since the state was taken.
+    steps = state.get("steps_since_snapshot", 0) + state.get("_steps_since_snapshot", 0)
+    if found is not None and steps:
+        raise ValueError(f"state_dict must be that of the last batch, got one of {steps} batches before it")
+    return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...utils.checks import check_int
 from ..batch_planning.planner import BatchPlanner
 from ..sources.base import Source
 from ..sources.item_tokens import count_tokens
-from .planned_batches import PlannedBatches, checked_seed
+from .planned_batches import PlannedBatches
 from .rank_batches import RankBatches
 from .readers import SourceReader
 
@@ -39,16 +38,15 @@ class LengthBatchStream(PlannedBatches):
         planner: divides the items of a window into batches.
         length: returns the number of tokens of an item. Default: the `len` of a mapping's "input_ids", of the first
             entry of a tuple such as (ids, labels), or else of the item. Items of text need a function.
-        window: maximum number of items that are planned together. These items are in memory. A packed window in
-            which no item has tokens is doubled until one has.
+        window: maximum number of items that are planned together. These items are in memory.
         shuffle: shuffle the batches of each window. The order of items is that of the source.
         seed: seed of that order.
         rank, world_size: default: those of torch.distributed if it is initialized, else 0 and 1.
         remainder: as in `LengthBatchSampler`, at the end of each epoch of the source.
 
     Raises:
-        TypeError: an argument has the wrong type, or items are text and have no `length`.
-        ValueError: an argument has an invalid value, or an item is too long; the message names it.
+        TypeError: items are text and have no `length`.
+        ValueError: an argument has an invalid value, or an item is too long.
     """
 
     def __init__(
@@ -64,31 +62,23 @@ class LengthBatchStream(PlannedBatches):
         world_size: int | None = None,
         remainder: str = "drop",
     ) -> None:
-        if not isinstance(source, Source):
-            raise TypeError(f"source must be a seqwarm_kernels.data.Source, got {type(source).__name__}")
         source_world_size = getattr(source, "world_size", 1)
         if source_world_size != 1:
             raise ValueError(
                 f"source must not be split by rank, got world_size {source_world_size}: every rank reads all of it"
             )
-        if isinstance(planner, BatchPlanner) and planner.by_bucket and getattr(source, "infinite", False):
+        if planner.by_bucket and getattr(source, "infinite", False):
             raise ValueError(
                 "source must end its epochs, got infinite=True with warmup='bucket', which serves long items last"
             )
-        window = check_int("window", window, minimum=1)
         super().__init__(
             SourceReader(source, length),
             planner,
             window=window,
-            seed=checked_seed(shuffle, seed),
+            seed=int(seed) if shuffle else None,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
-        )
-
-    def __len__(self) -> int:
-        raise TypeError(
-            "a LengthBatchStream has no length, and is no dataset: pass it as batch_sampler of a DataLoader"
         )
 
     def set_epoch(self, epoch: int) -> None:

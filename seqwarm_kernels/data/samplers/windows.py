@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,47 +16,31 @@ from .readers import Items, Reader, joined, select_items
 from .served import first_unserved, is_unserved, marked_served
 from .state import Counts, Cursor, Position
 
-#: A window of at least this many items is not doubled: an infinite source may have no item with tokens.
-_MANY_ITEMS = 100_000
-
 _MAX_ATTEMPTS = 4
 
 
+@dataclass
 class Window:
-    """The batches of some items.
+    """The batches of some items."""
 
-    Args:
-        start: the position before its first batch.
-        served_up_to: that of the position after its last batch.
-        ends: (items,) int64, `BatchPlanner.ends`. None: batches hold whole items, not pieces.
-    """
-
-    def __init__(
-        self,
-        start: Position,
-        items: Sequence[Any] | IntArray,
-        plan: Plan,
-        served_up_to: tuple[tuple[int, Cursor], ...],
-        ends: IntArray | None,
-    ) -> None:
-        self.start = start
-        self._items = items
-        self._plan = plan
-        self._served_up_to = served_up_to
-        self._ends = ends
+    start: Position  #: before its first batch
+    items: Sequence[Any] | IntArray
+    plan: Plan
+    served_up_to: tuple[tuple[int, Cursor], ...]  #: that of the position after its last batch
+    ends: IntArray | None  #: (items,) int64, `BatchPlanner.ends`; None: batches hold whole items, not pieces
 
     def __len__(self) -> int:
         """Number of batches."""
-        return len(self._plan)
+        return len(self.plan)
 
     def batch(self, index: int) -> list[Any]:
         """The items of batch `index`, or pieces of items."""
-        indices, starts, lengths = self._plan.batch(index)
-        selected = select_items(self._items, indices)
+        indices, starts, lengths = self.plan.batch(index)
+        selected = select_items(self.items, indices)
         items = selected.tolist() if isinstance(selected, np.ndarray) else selected
-        if self._ends is None:
+        if self.ends is None:
             return items
-        return list(map(Piece, items, starts.tolist(), lengths.tolist(), self._ends[indices].tolist()))
+        return list(map(Piece, items, starts.tolist(), lengths.tolist(), self.ends[indices].tolist()))
 
     def position(self, batches: int) -> Position:
         """The position after the first `batches` batches. That after the last one is the start of the next window."""
@@ -65,12 +50,12 @@ class Window:
             before.items + int(items[batches]), before.tokens + int(tokens[batches]), before.batches + batches
         )
         if batches == len(self):
-            return self.start._replace(served_up_to=self._served_up_to, served=served, window_start=served)
+            return self.start._replace(served_up_to=self.served_up_to, served=served, window_start=served)
         return self.start._replace(served=served)
 
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
-        return np.append(0, np.cumsum(self._plan.whole_items())), np.append(0, np.cumsum(self._plan.tokens()))
+        return np.append(0, np.cumsum(self.plan.whole_items())), np.append(0, np.cumsum(self.plan.tokens()))
 
 
 class WindowMaker:
@@ -79,8 +64,7 @@ class WindowMaker:
     The scheduler of the planner, if any, is asked for the length at what was planned. Its own progress is ignored.
 
     Args:
-        window: maximum number of items that are planned together, more if they are packed and these have no
-            tokens; None: all of an epoch.
+        window: maximum number of items that are planned together; None: all of an epoch.
         seed: seed of the order of batches; None: longest first.
         world_size: number of batches in a step, which a scheduler may count.
     """
@@ -93,7 +77,9 @@ class WindowMaker:
         self._window = window
         self._seed = seed
         self._world_size = world_size
-        self._milestones = [] if planner.scheduler is None else planner.scheduler.milestones()
+        scheduler = planner.scheduler
+        self._unit = "step" if scheduler is None else scheduler.unit
+        self._milestones = [] if scheduler is None else scheduler.milestones()
         self._changes = [milestone.progress for milestone in self._milestones]
 
     def epoch_start(self, epoch: int, served: Counts) -> Position:
@@ -106,7 +92,7 @@ class WindowMaker:
         """The open window of `position`, None at the end of the epoch."""
         start = position._replace(served=position.window_start)
         max_length = self._length(start)
-        read = self._read_window(start, max_length)
+        read = self._read(start, max_length)
         if len(read) == 0:
             shortest = self._shortest(start) if self._planner.by_bucket else None
             return None if shortest is None else self.form(start._replace(min_length=self._next_length(shortest)))
@@ -117,27 +103,14 @@ class WindowMaker:
         # A copy would cost time, and the items that are not planned are in the next window.
         return Window(start, read.items if count == len(read) else read.items[:count], plan, served_up_to, ends)
 
-    def _read_window(self, start: Position, max_length: int | None) -> Items:
-        """The items of the next window. Packed items without tokens are read together with one that has tokens.
+    def _read(self, start: Position, max_length: int | None) -> Items:
+        """The next items that were not served, fewer than a window at the end of the epoch.
 
-        Alone, they would be a batch without tokens.
-        """
-        count, read = self._window, self._read(start, max_length, self._window)
-        while self._planner.packed and count is not None and count < _MANY_ITEMS:
-            if len(read) < count or read.lengths.any():
-                break
-            count *= 2
-            read = self._read(start, max_length, count)
-        return read
-
-    def _read(self, start: Position, max_length: int | None, count: int | None) -> Items:
-        """The first `count` items that were not served. Under warmup by bucket, those of at most `max_length` tokens.
-
-        There are fewer at the end of the epoch.
+        Under warmup by bucket, those of at most `max_length` tokens.
         """
         if not self._planner.by_bucket or max_length is None:
-            return self._read_all(start.epoch, start.served_up_to[0][1], count)
-        parts, missing = [], count
+            return self._read_all(start.epoch, start.served_up_to[0][1])
+        parts, missing = [], self._window
         for read in self._windows(start.epoch, first_unserved(start.served_up_to, max_length)):
             chosen = np.flatnonzero(is_unserved(start.served_up_to, read, max_length))[:missing]
             parts.append(read.select(chosen))  # `read` itself would keep its other items in memory
@@ -157,14 +130,14 @@ class WindowMaker:
     def _windows(self, epoch: int, cursor: Cursor) -> Iterator[Items]:
         """All items of the epoch from `cursor` on, a window at a time."""
         while True:
-            read = self._read_all(epoch, cursor, self._window)
+            read = self._read_all(epoch, cursor)
             yield read
             if self._window is None or len(read) < self._window:
                 return
             cursor = read.cursor_after(len(read))
 
-    def _read_all(self, epoch: int, cursor: Cursor, count: int | None) -> Items:
-        read = self._reader.read(epoch, cursor, count)
+    def _read_all(self, epoch: int, cursor: Cursor) -> Items:
+        read = self._reader.read(epoch, cursor, self._window)
         self._planner.check(read.lengths, cursor["position"])
         return read
 
@@ -202,43 +175,31 @@ class WindowMaker:
         next_change = bisect_right(self._changes, self._progress(served))
         if next_change == len(self._changes):
             return len(lengths)
-        change, unit = self._changes[next_change], self._unit
-        if unit == "step":
-            batches = change * self._world_size - served.batches
-            return _count_for_batches(self._planner, lengths, max_length, batches)
-        if unit == "token":
+        change = self._changes[next_change]
+        if self._unit == "sample":
+            return min(change - served.items, len(lengths))
+        if self._unit == "token":
             tokens = np.cumsum(self._planner.tokens(lengths, max_length))
-            count = int(np.searchsorted(tokens, change - served.tokens)) + 1
-        else:
-            count = change - served.items
-        return min(count, len(lengths))
-
-    @property
-    def _unit(self) -> str | None:
-        return None if self._planner.scheduler is None else self._planner.scheduler.unit
+            return min(int(np.searchsorted(tokens, change - served.tokens)) + 1, len(lengths))
+        batches = change * self._world_size - served.batches
+        return _count_for_batches(self._planner, lengths, max_length, batches)
 
     def _progress(self, served: Counts) -> int:
-        if self._unit == "step":
-            return served.batches // self._world_size
-        return served.tokens if self._unit == "token" else served.items
+        """What was served, in the unit of the schedule."""
+        units = {"step": served.batches // self._world_size, "token": served.tokens, "sample": served.items}
+        return units[self._unit]
 
 
 def _count_for_batches(planner: BatchPlanner, lengths: IntArray, max_length: int | None, batches: int) -> int:
     """How many of the first items fit into `batches` batches, at least one."""
 
-    def fits(count: int) -> bool:
-        return planner.num_batches(lengths[:count], max_length) <= batches
+    def needed(count: int) -> int:
+        return planner.num_batches(lengths[:count], max_length)
 
-    low, high = 1, 2
-    while high < len(lengths) and fits(high):
-        low, high = high, 2 * high
-    high = min(high, len(lengths))
-    if fits(high):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    bound = 2
+    while bound < len(lengths) and needed(bound) <= batches:
+        bound *= 2
+    return max(bisect_right(range(1, min(bound, len(lengths)) + 1), batches, key=needed), 1)
 
 
 def _plan_full_packs(
