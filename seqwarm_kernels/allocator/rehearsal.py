@@ -52,13 +52,15 @@ class Warmup:
         for _ in range(_MOST_REHEARSALS if lengths else 0):
             before = self.memory.allocations()
             self.training_pass.forget()
-            bar = {"desc": "warmup_allocator", "unit": "length", "disable": None, "leave": False}
-            for length in tqdm(lengths, **bar, file=standard_error()):
+            with_bar = tqdm(
+                lengths, "warmup_allocator", unit="length", disable=None, leave=False, file=standard_error()
+            )
+            for length in with_bar:
                 problem = self._try_length(rows, length, passes=1)
                 if problem is not None:
                     return problem
             after = self.memory.allocations()
-            self.last_allocations = None if before is None or after is None else after - before
+            self.last_allocations = None if after is None else after - (before or 0)
             if self.consensus.largest(self.last_allocations or 0) == 0:
                 break
         self.training_pass.forget()

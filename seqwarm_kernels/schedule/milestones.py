@@ -42,9 +42,9 @@ def _points_between_changes(duration: float, parts: int | None) -> set[int]:
     """Points from 0 to the end. Between two of them, lengths either all rise or all fall."""
     end = math.ceil(duration)
     if parts is None:
-        return {end * index // _INTERVALS for index in range(_INTERVALS + 1)}
-    starts = {math.ceil(Fraction(duration) * index / parts) for index in range(parts + 1)}
-    return starts | {max(start - 1, 0) for start in starts}
+        return {end, *(end * index // _INTERVALS for index in range(_INTERVALS))}
+    starts = {end, *(math.ceil(Fraction(duration) * index / parts) for index in range(parts))}
+    return starts | {start - 1 for start in starts if start}
 
 
 def _changes(length_at: Callable[[int], int], start: Milestone, stop: Milestone) -> Iterator[Milestone]:

@@ -23,21 +23,21 @@ class _Named:
 
     parts: int | None = 1  #: number of equal parts of the duration in each of which no length falls
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(str, vars(self).values()))})"
+
 
 class root(_Named):
     """g(x) = x^(1 / degree), degree > 0. For degrees above 1 lengths grow fast at first; root(1) is linear."""
 
     def __init__(self, degree: float) -> None:
-        degree = plain(check_real("degree", degree))
+        degree = check_real("degree", degree)
         if degree <= 0:
             raise ValueError(f"degree must be positive, got {degree}")
         self.degree = degree
 
     def __call__(self, x: Fraction) -> float:
         return float(x) ** (1 / self.degree)
-
-    def __repr__(self) -> str:
-        return f"root({self.degree})"
 
 
 def sine(x: Fraction) -> float:
@@ -59,16 +59,13 @@ class exponential(_Named):
     """
 
     def __init__(self, ratio: float) -> None:
-        ratio = plain(check_real("ratio", ratio))
+        ratio = check_real("ratio", ratio)
         if ratio <= 1:
             raise ValueError(f"ratio must be above 1, got {ratio}")
         self.ratio = ratio
 
     def __call__(self, x: Fraction) -> float:
         return math.expm1(float(x) * math.log(self.ratio)) / (self.ratio - 1)
-
-    def __repr__(self) -> str:
-        return f"exponential({self.ratio})"
 
 
 class doubling(_Named):
@@ -83,9 +80,6 @@ class doubling(_Named):
     def __call__(self, x: Fraction) -> Fraction:
         return Fraction(2 ** math.floor(x * (self.times + 1)) - 1, 2**self.times - 1)
 
-    def __repr__(self) -> str:
-        return f"doubling({self.times})"
-
 
 class cyclic(_Named):
     """The growth of another pacing, `cycles` times one after another. Lengths fall where a cycle begins.
@@ -99,9 +93,7 @@ class cyclic(_Named):
     """
 
     def __init__(self, pacing: str | Pacing, cycles: int) -> None:
-        if isinstance(pacing, discrete):
-            raise ValueError("pacing must scale with the cycle, got discrete, whose stages are fixed")
-        self.pacing = _as_function(pacing)
+        self.pacing = as_function(pacing)
         self.cycles = check_int("cycles", cycles, minimum=1)
         parts = rises(self.pacing)
         self.parts = None if parts is None else parts * self.cycles
@@ -158,10 +150,7 @@ class discrete(_Named):
     """
 
     def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
-        self.stages = [
-            (check_int("units of stages", units, minimum=1), check_int("length of stages", length, minimum=1))
-            for units, length in stages
-        ]
+        self.stages = [(check_int("units", units, minimum=1), check_int("length", length)) for units, length in stages]
         lengths = [length for _, length in self.stages]
         if lengths != sorted(lengths):
             raise ValueError(f"stage lengths must not decrease, got {lengths}; use a custom pacing function for that")
@@ -181,19 +170,10 @@ class discrete(_Named):
             raise ValueError(f"duration must cover the stages of pacing, {total} units, got {duration}")
         for _, length in self.stages:
             if not min_seq_length <= length <= max_seq_length:
-                raise ValueError(
-                    f"stages must have lengths from {min_seq_length} to {max_seq_length}, as the schedule, got {length}"
-                )
-
-    def __repr__(self) -> str:
-        return f"discrete({self.stages})"
+                raise ValueError(f"stages must have lengths from {min_seq_length} to {max_seq_length}, got {length}")
 
 
-def as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
-    return pacing if isinstance(pacing, discrete) else _as_function(pacing)
-
-
-def _as_function(pacing: str | Pacing) -> Pacing:
+def as_function(pacing: str | Pacing) -> Pacing:
     if isinstance(pacing, str) and pacing in _BY_NAME:
         return _BY_NAME[pacing]
     if callable(pacing) and not isinstance(pacing, type):  # the call of a class would make a pacing
@@ -213,8 +193,3 @@ def rises(pacing: Pacing | discrete) -> int | None:
     if isinstance(pacing, _Named):
         return pacing.parts
     return 1 if pacing in (linear, sine) else None
-
-
-def plain(number: float) -> float:
-    """The number without NumPy's type, which checkpoints of `torch.load` refuse."""
-    return number if isinstance(number, int) else float(number)

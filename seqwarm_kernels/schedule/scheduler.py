@@ -23,7 +23,7 @@ from ..utils.checks import (
 )
 from .attachment import Attachment
 from .milestones import Milestone, find_milestones
-from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
+from .pacing import Pacing, as_function, describe, discrete, rises
 from .watch import ScheduleListener, ScheduleWatch
 
 UNITS = ("step", "token", "sample")
@@ -73,15 +73,15 @@ class SequenceLengthScheduler:
     ) -> None:
         self.min_seq_length = check_int("min_seq_length", min_seq_length, minimum=1)
         self.max_seq_length = check_int("max_seq_length", max_seq_length, minimum=self.min_seq_length)
-        self.duration = plain(check_real("duration", duration))
+        self.duration = check_real("duration", duration)
         if not (self.duration == 0 or 1 <= self.duration <= MAX_COUNT):  # a fraction would end the warmup at once
             raise ValueError(f"duration must be 0 or a number of {unit}s from 1 to 2**53, got {duration}")
         self.step_size = check_int("step_size", step_size, minimum=1)
         check_choice("unit", unit, UNITS)
         self.unit = unit
-        self.pacing = as_pacing(pacing)
-        if isinstance(self.pacing, discrete):
-            self.pacing.check_fits(self.min_seq_length, self.max_seq_length, self.duration)
+        self.pacing = pacing if isinstance(pacing, discrete) else as_function(pacing)
+        if isinstance(pacing, discrete):
+            pacing.check_fits(self.min_seq_length, self.max_seq_length, self.duration)
         self.listeners: list[ScheduleListener] = [ScheduleWatch()]
         self._set_progress(0)
 

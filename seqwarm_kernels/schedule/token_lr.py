@@ -9,13 +9,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..utils.checks import check_choice, check_int, check_real, check_same_configuration, check_state_entries
-from .pacing import plain
-
-#: Returns the number of tokens that all ranks have trained on so far.
-TokenSource = Callable[[], int]
 
 #: From 1 at x = 0 to 0 at x = 1.
 _DECAYS: dict[str, Callable[[float], float]] = {
@@ -58,14 +54,14 @@ class TokenLR(LRScheduler):
         decay_tokens: D, at least 1 and at least `warmup_tokens`.
         final: F, from 0 to 1. With 1 the learning rate stays at its peak.
         decay: "cosine" or "linear".
-        source: A function that returns the number of tokens so far. None: `step` takes the number of new tokens.
+        source: A function that returns the number of tokens that all ranks have trained on so far. None: `step` takes
+            the number of new tokens.
 
     Attributes:
         tokens: Number of tokens so far.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: A number is out of its range, or `decay` is unknown.
+        TypeError, ValueError: An argument has the wrong type or is out of its range.
     """
 
     def __init__(
@@ -76,17 +72,15 @@ class TokenLR(LRScheduler):
         decay_tokens: float,
         final: float = 0.1,
         decay: str = "cosine",
-        source: TokenSource | None = None,
+        source: Callable[[], int] | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        self.warmup_tokens = _tokens("warmup_tokens", warmup_tokens)
-        self.decay_tokens = _tokens("decay_tokens", decay_tokens)
+        self.warmup_tokens = check_real("warmup_tokens", warmup_tokens)
+        self.decay_tokens = check_real("decay_tokens", decay_tokens)
+        if self.warmup_tokens != 0 and self.warmup_tokens < 1:  # a share of the training would warm up for no step
+            raise ValueError(f"warmup_tokens must be 0 or at least 1, because it counts tokens, got {warmup_tokens}")
         if self.decay_tokens < max(1, self.warmup_tokens):
-            raise ValueError(
-                f"decay_tokens must be at least 1 and at least warmup_tokens {self.warmup_tokens}, got {decay_tokens}"
-            )
-        self.final = plain(check_real("final", final))
+            raise ValueError(f"decay_tokens must be at least 1 and at least warmup_tokens, got {decay_tokens}")
+        self.final = check_real("final", final)
         if not 0 <= self.final <= 1:
             raise ValueError(f"final must be a share of the peak, from 0 to 1, got {final}")
         check_choice("decay", decay, _DECAYS)
@@ -106,12 +100,10 @@ class TokenLR(LRScheduler):
 
         Raises:
             TypeError: `n` is not an int.
-            ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
-                bits. Nothing was counted.
+            ValueError: `n` is negative, or missing without a `source`. Nothing was counted.
         """
         is_initial = self.last_epoch < 0  # torch's constructor sets the first learning rates in this way
-        tokens = 0 if is_initial else _counted(self.tokens, n, self.source)
-        self.last_epoch = tokens - 1
+        self.last_epoch = (0 if is_initial else _counted(self.tokens, n, self.source)) - 1
         super().step()  # adds 1
 
     def get_lr(self) -> list[float | Tensor]:
@@ -135,18 +127,16 @@ class TokenLR(LRScheduler):
         """Load the tokens and the peaks. As in torch, the optimizer's own state has its current learning rates.
 
         Raises:
-            TypeError: `state_dict` is not a mapping, or an entry has the wrong type.
+            TypeError: `state_dict` is not a mapping.
             ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
         """
         check_state_entries(state_dict, self.state_dict())
         configuration = self._configuration()
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
-        tokens, peaks = check_int("tokens", state_dict["tokens"], minimum=0), state_dict["base_lrs"]
-        if len(peaks) != len(self.base_lrs):
-            raise ValueError(f"base_lrs must have {len(self.base_lrs)} learning rates, one for each group, got {peaks}")
+        tokens, peaks = state_dict["tokens"], list(state_dict["base_lrs"])
         share = self._share(tokens)
         self._last_lr = [peak * share for peak in peaks]
-        self.last_epoch, self.base_lrs = tokens, list(peaks)
+        self.last_epoch, self.base_lrs = tokens, peaks
 
     def _configuration(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("warmup_tokens", "decay_tokens", "final", "decay")}
@@ -174,13 +164,12 @@ class StepByTokens(LRScheduler):
         tokens: Number of tokens so far. `scheduler` has made `tokens // tokens_per_step` steps.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: `tokens_per_step` is smaller than 1.
+        TypeError, ValueError: `tokens_per_step` is not an int, or smaller than 1.
     """
 
-    def __init__(self, scheduler: LRScheduler, tokens_per_step: int, *, source: TokenSource | None = None) -> None:
-        if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-            raise TypeError(f"scheduler must be an LRScheduler that steps without a metric, got {type(scheduler)}")
+    def __init__(
+        self, scheduler: LRScheduler, tokens_per_step: int, *, source: Callable[[], int] | None = None
+    ) -> None:
         self.tokens_per_step = check_int("tokens_per_step", tokens_per_step, minimum=1)
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
@@ -193,14 +182,11 @@ class StepByTokens(LRScheduler):
     def step(self, n: int | None = None) -> None:
         """Count tokens as `TokenLR.step` does, and make the steps of `scheduler` that they complete.
 
-        Raises:
-            TypeError: `n` is not an int.
-            ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
-                bits, or `source` counts fewer tokens than before. Nothing was counted.
+        A `source` that counts fewer tokens than before is that of another training: `scheduler` starts over.
         """
         tokens = _counted(self.tokens, n, self.source)
         if tokens < self.tokens:
-            raise ValueError(f"source must not count backwards, got {tokens} tokens after {self.tokens}")
+            self._start_over()
         for _ in range(self.tokens // self.tokens_per_step, tokens // self.tokens_per_step):
             self.scheduler.step()
         self.tokens = tokens
@@ -218,61 +204,38 @@ class StepByTokens(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Tokens, `tokens_per_step` and the state of `scheduler`, without `source`."""
-        return {
-            "tokens": self.tokens,
-            "tokens_per_step": self.tokens_per_step,
-            "scheduler": self.scheduler.state_dict(),
-        }
+        own = {"tokens": self.tokens, "tokens_per_step": self.tokens_per_step}
+        return {**own, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of the same `tokens_per_step`.
 
         Raises:
-            TypeError: `state_dict` is not a mapping, or its tokens are not an int.
-            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed, nor is it by
-                an error that `scheduler` raises.
+            TypeError, ValueError: As for `TokenLR`. Nothing was changed, nor is it by an error that `scheduler` raises.
         """
         check_state_entries(state_dict, self.state_dict())
         own = {"tokens_per_step": self.tokens_per_step}
         check_same_configuration({name: state_dict[name] for name in own}, own)
-        tokens = check_int("tokens", state_dict["tokens"], minimum=0)
-        before, inner = copy.deepcopy(self.scheduler.state_dict()), copy.deepcopy(state_dict["scheduler"])
-        if inner.keys() != before.keys():  # torch would set any entries as attributes
-            raise ValueError(f"the state of scheduler must have the entries {list(before)}, got {list(inner)}")
+        before = copy.deepcopy(self.scheduler.state_dict())
         try:
-            self.scheduler.load_state_dict(inner)
+            self.scheduler.load_state_dict(copy.deepcopy(state_dict["scheduler"]))  # SequentialLR changes what it gets
         except Exception:
             self.scheduler.load_state_dict(before)
             raise
-        self.tokens = tokens
+        self.tokens = state_dict["tokens"]
 
 
-def follow_source(schedule: object) -> None:
+def follow_source(schedule: Any) -> None:
     """Set the learning rates at the start of a training, whose count may be below that of an earlier training."""
-    if not isinstance(schedule, (TokenLR, StepByTokens)) or schedule.source is None:
-        return
-    tokens = schedule.source()
-    if isinstance(schedule, StepByTokens) and tokens < schedule.tokens:
-        schedule._start_over()
-    if tokens != schedule.tokens:
+    has_source = isinstance(schedule, (TokenLR, StepByTokens)) and schedule.source is not None
+    if has_source and schedule.source() != schedule.tokens:
         schedule.step()
 
 
-def _tokens(name: str, value: float) -> float:
-    number = plain(check_real(name, value))
-    if number < 0 or 0 < number < 1:
-        raise ValueError(f"{name} must be 0 or at least 1, because it counts tokens, got {value}")
-    return number
-
-
-def _counted(tokens: int, n: int | None, source: TokenSource | None) -> int:
+def _counted(tokens: int, n: int | None, source: Callable[[], int] | None) -> int:
     """Number of tokens after a step: `n` more than `tokens`, or what `source` has counted."""
     if source is not None:
-        if n is not None:
-            raise ValueError(f"n must be left out, because source counts the tokens, got {n}")
         return check_int("the result of source", source(), minimum=0)
     if n is None:
-        raise ValueError(
-            "n must be the number of tokens of the step; trainers need source=warmup.count_tokens, got None"
-        )
-    return check_int("the number of tokens so far", tokens + check_int("n", n, minimum=0))
+        raise ValueError("n must be the number of tokens of the step, got None")
+    return tokens + check_int("n", n, minimum=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,10 +17,6 @@ from ..utils.cuda import is_capturing
 
 #: Batches, or steps, after which the watch warns. Assumes fewer micro-batches than this in an optimizer step.
 PATIENCE = 500
-
-#: Dtypes of labels that are counted, and of masks of the loss. torch cannot compare all others.
-_OF_LABELS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_OF_MASKS = (*_OF_LABELS, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Schedule(Protocol):
@@ -85,23 +83,23 @@ class ScheduleWatch:
 
     def _count(self, batch: Any, resized: Any) -> None:
         self.batches += 1
-        was_cut, had, kept = False, [], []
-        for name, before, after in cut_entries(batch, resized):
-            was_cut = True
-            if (is_loss_mask(name) or is_label(name)) and type(after) is Tensor and not after.is_meta:
-                had.append(_counts(name, before))
-                kept.append(_counts(name, after))
-        self.cut += was_cut
+        cut = list(cut_entries(batch, resized))
+        self.cut += bool(cut)
+        had, kept = [], []
+        for name, before, after in cut:
+            counts = _comparison(name, after.dtype)
+            if counts is not None and type(after) is Tensor and not after.is_meta:
+                had.append(counts(before, 0).any())
+                kept.append(counts(after, 0).any())
         if kept:
-            self.with_labels = self.with_labels + functools.reduce(torch.logical_or, had)
-            self.kept_label = self.kept_label + functools.reduce(torch.logical_or, kept)
+            self.with_labels = self.with_labels + torch.stack(had).any()
+            self.kept_label = self.kept_label + torch.stack(kept).any()
 
     def _finish(self, schedule: Schedule) -> None:
         """Remove the watch, and warn of what it has counted."""
         if isinstance(self.kept_label, Tensor) and is_capturing(self.kept_label.device):
             return  # the next batch tries again
-        if self in schedule.listeners:
-            schedule.listeners.remove(self)
+        schedule.listeners.remove(self)
         self.with_labels, self.kept_label = int(self.with_labels), int(self.kept_label)
         has_waited = max(self.batches, self.steps) >= PATIENCE
         has_no_effect = has_waited and not (self.batches and self.cut and self.steps)
@@ -114,9 +112,10 @@ class ScheduleWatch:
             )
 
 
-def _counts(name: object, tensor: Tensor) -> Tensor:
-    """() bool: whether the loss counts any token. Of dtypes that are not counted, True."""
+@functools.cache  # the entries of a training are few
+def _comparison(name: object, dtype: torch.dtype) -> Callable[[Tensor, int], Tensor] | None:
+    """How an entry compares with 0 where the loss counts a token. None for entries that do not tell."""
     if is_loss_mask(name):
-        return (tensor > 0).any() if tensor.dtype in _OF_MASKS else tensor.new_ones((), dtype=torch.bool)
-    # A loss leaves out negative labels, such as -100.
-    return (tensor >= 0).any() if tensor.dtype in _OF_LABELS else tensor.new_ones((), dtype=torch.bool)
+        return operator.ne
+    is_signed_int = dtype.is_signed and not dtype.is_floating_point and not dtype.is_complex
+    return operator.ge if is_label(name) and is_signed_int else None  # a loss leaves out labels such as -100

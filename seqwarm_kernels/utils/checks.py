@@ -44,10 +44,9 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 def check_real(name: str, value: object) -> float:
     """Return `value` as an int or float. It must be a finite real number of Python or NumPy (not a bool)."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
-        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+    value = value if isinstance(value, int) else float(value)  # NumPy's float64 is a float, too
     # torch.compile cannot trace math.isfinite of a dynamic number. An int may be too large for a float.
     if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value if isinstance(value, float) else 'a larger int'}")

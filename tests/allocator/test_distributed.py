@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from seqwarm_kernels import warmup_allocator
+from seqwarm_kernels.allocator.distributed import RankConsensus, reshard
 
 from ..support.ranks import run_ranks
 from .ranks import everything_on_a_rank, one_rank_fails_inside_fully_shard
@@ -67,6 +68,21 @@ def test_the_state_of_a_sharded_model_can_be_saved_afterwards(one_rank):
         model(torch.ones(1, 4, 4))  # leaves parameters that are not sharded
     weights, state = get_state_dict(model, optimizer)
     assert state["state"].keys() == weights.keys()
+
+
+def test_parameters_that_a_forward_has_left_unsharded(one_rank):
+    model, _ = sharded()
+    model.set_reshard_after_forward(False)
+    with torch.no_grad():
+        model(torch.ones(1, 4, 4))
+    assert not isinstance(model[0].weight, torch.distributed.tensor.DTensor)
+    reshard(model)
+    assert all(isinstance(each, torch.distributed.tensor.DTensor) for each in model.parameters())
+
+
+def test_without_other_ranks_the_own_number_counts():
+    alone = RankConsensus(None, torch.device("cpu"))
+    assert alone.smallest(3) == alone.largest(3) == 3
 
 
 class OutOfMemory(torch.autograd.Function):

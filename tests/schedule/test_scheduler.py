@@ -282,7 +282,7 @@ def test_resize_in_a_trace(tracing_mode, pre_dispatch):
             ValueError,
             "duration must cover the stages of pacing, 120 units, got 100",
         ),
-        ({"pacing": discrete([(10, 4)])}, ValueError, "stages must have lengths from 8 to 1024, .* got 4"),
+        ({"pacing": discrete([(10, 4)])}, ValueError, "stages must have lengths from 8 to 1024, got 4"),
         ({"pacing": root}, ValueError, "pacing must be .* got <class"),
         ({"duration": 2**53 + 1}, ValueError, r"duration must be .* to 2\*\*53, got 9007199254740993"),
     ],
@@ -312,12 +312,12 @@ def test_bad_pacings():
         cyclic("quadratic", 2)
     with pytest.raises(ValueError, match=r"pacing must be .* got <class"):
         cyclic(doubling, 2)
-    with pytest.raises(ValueError, match="pacing must scale with the cycle, got discrete"):
+    with pytest.raises(ValueError, match=r"pacing must be .* got discrete\(\[\(8, 8\)\]\)"):
         cyclic(discrete([(8, 8)]), 2)
-    with pytest.raises(ValueError, match="units of stages must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="units must be at least 1, got 0"):
         discrete([(0, 8)])
-    with pytest.raises(ValueError, match="length of stages must be at least 1, got 0"):
-        discrete([(8, 0)])
+    with pytest.raises(TypeError, match="length must be an int, got float"):
+        discrete([(8, 8.5)])
     with pytest.raises(ValueError, match=r"stage lengths must not decrease, got \[64, 32\]"):
         discrete([(10, 64), (10, 32)])
 

@@ -102,7 +102,7 @@ def test_all_labels_of_some_batches_are_cut_off(schedule, name, ignored):
 
 @pytest.mark.parametrize(("name", "kept"), [("labels", 0), ("loss_mask", 1)])
 def test_one_label_is_enough(schedule, name, kept):
-    """The loss counts a label of 0, and a token whose mask is 1."""
+    """The loss counts a label of 0, and a token whose mask is not 0."""
     batch = {"input_ids": tokens(), name: torch.full((2, 16), kept - 1)}
     batch[name][1, 2] = kept
     silent(resize_often, schedule, 20, batch=batch)
@@ -123,6 +123,7 @@ def test_lost_labels_are_reported_at_the_full_length():
         {"labels": torch.full((2, 16), -100)},  # had none before
         {"labels": torch.full((2, 16), -100.0)},
         {"labels": torch.zeros(2, 16, dtype=torch.complex64)},
+        {"labels": torch.zeros(2, 16, dtype=torch.uint16)},
         {"loss_mask": torch.zeros(2, 16, dtype=torch.uint16)},
         {"labels": torch.zeros(2, 16, dtype=torch.int64, device="meta")},
         {"input_ids": torch.ones(0, 16), "labels": torch.ones(0, 16, dtype=torch.int64)},

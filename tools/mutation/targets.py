@@ -106,7 +106,8 @@ TARGETS = [
         "warmup.py rehearsal.py training_pass.py snapshot.py example_batch.py memory.py",
         *("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py", "tests/allocator/test_arguments.py"),
         *("tests/allocator/test_memory.py", "tests/allocator/test_example_batch.py"),
-        *("tests/allocator/test_distributed.py", "-k", "not two_ranks and not inside_fully_shard"),
+        *("tests/allocator/test_transformers.py", "tests/allocator/test_distributed.py"),
+        *("-k", "not two_ranks and not inside_fully_shard"),
     ),
     *_in_folder(
         "seqwarm_kernels/attention",
@@ -125,6 +126,7 @@ TARGETS = [
         "distributed.py compilation.py report.py",
         *("tests/allocator/test_zoo.py", "tests/allocator/test_distributed.py", "tests/allocator/test_compilation.py"),
         *("tests/allocator/test_memory.py", "tests/allocator/test_warmup.py"),
+        wider=(Run(("tests/allocator/test_distributed.py", "-m", "slow")),),
     ),
     *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "not native"),
     *_in_folder(
