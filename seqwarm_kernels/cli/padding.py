@@ -25,10 +25,11 @@ _DATA_OPTIONS = ("end_token", "start_token", "document_ends", "dtype", "index_fo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     items = parser.add_mutually_exclusive_group(required=True).add_argument
-    items("--text", nargs="+", metavar="FILE", help="UTF-8 text files or folders of them, plain, .gz or .zst")
+    text_help = "UTF-8 text files or folders of them, plain, .gz or .zst; this or --data is required"
+    items("--text", nargs="+", metavar="FILE", help=text_help)
     data_help = (
         "a data set whose files know its lengths: files of tokens, prefixes of Megatron's data sets, folders of MDS "
-        "shards, Parquet files or a folder of them, or a folder of write_chunks"
+        "shards, Parquet files or a folder of them, or a folder of write_chunks; this or --text is required"
     )
     items("--data", nargs="+", metavar="PATH", help=data_help)
     add("--items", choices=("line", "paragraph"), default="line", help="what an item of a text is")
@@ -36,13 +37,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", default="whitespace", metavar="NAME", help=tokenizer_help)
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of the items")
     data = parser.add_argument_group("options of the data set's source").add_argument
-    data("--end-token", type=int, metavar="N", help="token at the end of each document of a file of tokens")
-    data("--start-token", type=int, metavar="N", help="token at the start of each document instead")
-    data("--document-ends", nargs="+", metavar="FILE", help="or a .npy file of the ends of documents for each file")
-    data("--dtype", metavar="NAME", help="dtype of a token in files without a header, or in columns of bytes")
-    data("--index-folder", metavar="FOLDER", help="where the places of documents are kept")
-    data("--column", metavar="NAME", help="column of MDS shards or of Parquet files")
-    data("--length-column", metavar="NAME", help="column of lengths in Parquet files")
+    data("--end-token", type=int, metavar="N", help="token at the end of each document, required for files of tokens")
+    data(
+        "--start-token", type=int, metavar="N", help="or the token at the start of each, required without an end token"
+    )
+    data(
+        "--document-ends",
+        nargs="+",
+        metavar="FILE",
+        help="or a .npy file of ends for each file, required without a token",
+    )
+    data("--dtype", metavar="NAME", help="dtype of a token, default: the header's, else uint16")
+    data("--index-folder", metavar="FOLDER", help="where the places of documents are kept, default: beside each file")
+    data(
+        "--column",
+        metavar="NAME",
+        help="column of MDS shards (default: tokens) or of Parquet files (default: the only one)",
+    )
+    data(
+        "--length-column",
+        metavar="NAME",
+        help="column of lengths in Parquet files, default: of count_lengths, or of lists of tokens",
+    )
     budget = parser.add_argument_group("batches with a token budget").add_argument
     budget("--max-tokens", type=int, default=16_384, metavar="N", help="tokens per batch, with padding")
     budget("--window", type=int, default=10_000, metavar="N", help="items that are sorted by length together")
