@@ -37,28 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", default="whitespace", metavar="NAME", help=tokenizer_help)
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of the items")
     data = parser.add_argument_group("options of the data set's source").add_argument
-    data("--end-token", type=int, metavar="N", help="token at the end of each document, required for files of tokens")
-    data(
-        "--start-token", type=int, metavar="N", help="or the token at the start of each, required without an end token"
-    )
-    data(
-        "--document-ends",
-        nargs="+",
-        metavar="FILE",
-        help="or a .npy file of ends for each file, required without a token",
-    )
+    data("--end-token", type=int, metavar="N", help="token at the end of documents, required for files of tokens")
+    data("--start-token", type=int, metavar="N", help="or the token at the start, required without an end token")
+    data("--document-ends", nargs="+", metavar="FILE", help="or a .npy file of ends for each, required without a token")
     data("--dtype", metavar="NAME", help="dtype of a token, default: the header's, else uint16")
     data("--index-folder", metavar="FOLDER", help="where the places of documents are kept, default: beside each file")
     data(
         "--column",
         metavar="NAME",
-        help="column of MDS shards (default: tokens) or of Parquet files (default: the only one)",
+        help="column of MDS shards, default: tokens; of Parquet files, default: the only one",
     )
-    data(
-        "--length-column",
-        metavar="NAME",
-        help="column of lengths in Parquet files, default: of count_lengths, or of lists of tokens",
-    )
+    data("--length-column", metavar="NAME", help="column of lengths, default: of count_lengths, or of lists of tokens")
     budget = parser.add_argument_group("batches with a token budget").add_argument
     budget("--max-tokens", type=int, default=16_384, metavar="N", help="tokens per batch, with padding")
     budget("--window", type=int, default=10_000, metavar="N", help="items that are sorted by length together")
