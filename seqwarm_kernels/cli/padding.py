@@ -25,42 +25,35 @@ _DATA_OPTIONS = ("end_token", "start_token", "document_ends", "dtype", "index_fo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     items = parser.add_mutually_exclusive_group(required=True).add_argument
-    text_help = (
-        "UTF-8 text files or folders of them, plain, .gz or .zst; JSON is counted as plain text; this or --data is "
-        "required"
-    )
+    text_help = "UTF-8 text files or folders of them, plain, .gz or .zst; this or --data is required"
     items("--text", nargs="+", metavar="FILE", help=text_help)
     data_help = (
         "a data set whose files know its lengths: files of tokens, prefixes of Megatron's data sets, folders of MDS "
         "shards, Parquet files or a folder of them, or a folder of write_chunks; this or --text is required"
     )
     items("--data", nargs="+", metavar="PATH", help=data_help)
-    items_help = "what an item is; blank lines are skipped"
-    add("--items", choices=("line", "paragraph"), default="line", help=items_help)
+    add("--items", choices=("line", "paragraph"), default="line", help="what an item of a text is")
     tokenizer_help = "whitespace, bytes, bpe (trained on the text), or a name that transformers.AutoTokenizer loads"
     add("--tokenizer", default="whitespace", metavar="NAME", help=tokenizer_help)
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of the items")
-    window_help = "items that are sorted by length together"
-    data = parser.add_argument_group("data sets").add_argument
-    separator_help = "of each document; required for files of tokens, or another way to find documents"
-    data("--end-token", type=int, metavar="N", help=f"token at the end {separator_help}")
-    data("--start-token", type=int, metavar="N", help=f"token at the start {separator_help}")
-    ends_help = "a .npy file of the ends of documents for each file of tokens, required without such a token"
-    data("--document-ends", nargs="+", metavar="FILE", help=ends_help)
-    dtype_help = "dtype of a token; columns of bytes require it; default for files of tokens: the header's, else uint16"
-    data("--dtype", metavar="NAME", help=dtype_help)
-    index_help = "where the places of documents are kept, default: beside each file of tokens"
-    data("--index-folder", metavar="FOLDER", help=index_help)
-    column_help = "column of MDS shards (default: tokens) or of Parquet files (default: the only one)"
-    data("--column", metavar="NAME", help=column_help)
-    length_help = "column of lengths in Parquet files, default: the lengths of count_lengths, or of lists of tokens"
-    data("--length-column", metavar="NAME", help=length_help)
+    data = parser.add_argument_group("options of the data set's source").add_argument
+    data("--end-token", type=int, metavar="N", help="token at the end of documents, required for files of tokens")
+    data("--start-token", type=int, metavar="N", help="or the token at the start, required without an end token")
+    data("--document-ends", nargs="+", metavar="FILE", help="or a .npy file of ends for each, required without a token")
+    data("--dtype", metavar="NAME", help="dtype of a token, default: the header's, else uint16")
+    data("--index-folder", metavar="FOLDER", help="where the places of documents are kept, default: beside each file")
+    data(
+        "--column",
+        metavar="NAME",
+        help="column of MDS shards, default: tokens; of Parquet files, default: the only one",
+    )
+    data("--length-column", metavar="NAME", help="column of lengths, default: of count_lengths, or of lists of tokens")
     budget = parser.add_argument_group("batches with a token budget").add_argument
     budget("--max-tokens", type=int, default=16_384, metavar="N", help="tokens per batch, with padding")
-    budget("--window", type=int, default=10_000, metavar="N", help=window_help)
+    budget("--window", type=int, default=10_000, metavar="N", help="items that are sorted by length together")
     fixed = parser.add_argument_group("batches with a fixed number of items").add_argument
     fixed("--batch-size", type=int, default=32, metavar="N", help="items per batch")
-    fixed("--short-window", type=int, default=320, metavar="N", help=window_help)
+    fixed("--short-window", type=int, default=320, metavar="N", help="items that are sorted by length together")
     add_figure(parser, "histograms")
 
 

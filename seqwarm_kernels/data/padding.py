@@ -16,24 +16,28 @@ from ..utils.checks import needs
 from ..utils.figures import QUIET, ink, log_axis, look_of, new_figure, plain_numbers, png
 from ..utils.files import write_atomically
 from ..utils.progress import standard_error
+from . import (
+    BatchPlanner,
+    ChunkError,
+    ChunkSource,
+    LengthBatchSampler,
+    MDSSource,
+    MegatronSource,
+    ParquetSource,
+    TokenSource,
+    visible_files,
+)
 from .batch_planning.padded import greedy_boundaries
 from .batch_planning.plan import IntArray
-from .batch_planning.planner import BatchPlanner
 from .files.manifest import MANIFEST, Manifest
 from .files.mds import INDEX
-from .files.parquet import LENGTH_COLUMN
-from .files.parquet import SUFFIX as PARQUET_SUFFIX
-from .files.reader import ChunkError, iter_lines
-from .files.remote import AnyPath, PathLike, visible_files
-from .samplers.sampler import LengthBatchSampler
+from .files.parquet import LENGTH_COLUMN, SUFFIX
+from .files.reader import iter_lines
+from .files.remote import AnyPath, PathLike
 from .sources.base import check_locations
-from .sources.chunk_source import ChunkSource
-from .sources.document_source import MDSSource, MegatronSource, TokenSource
-from .sources.parquet_source import ParquetSource
 from .sources.permutation import permuted
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: What an item of a text is. A paragraph ends at a blank line.
@@ -42,45 +46,23 @@ UNITS = ("line", "paragraph")
 TOKENIZERS = ("whitespace", "bytes", "bpe")
 #: The ways of `compare` in order, as named in `LOOKS`.
 WAYS = ("random", "short window", "greedy (infinibatch)", "BatchPlanner", "BatchPlanner, packed")
-#: What the words of the table mean.
-NOTES = (
-    "window: number of items that are sorted by length together.",
-    "budget: most tokens that a batch may have, padding included.",
-    "greedy: the longest items first, batch after batch filled up to the budget, as the library infinibatch does.",
-    "BatchPlanner: as many batches as greedy, with boundaries that cost less padding.",
-    "packed: items one after another in one row, without padding.",
-    "tokens per batch: average, without padding.",
-)
 
-_VOCABULARY_SIZE = 50_265  #: vocabulary size of RoBERTa, which the blog post uses
+_VOCABULARY_SIZE = 50_265  #: of RoBERTa, which the blog post uses
 _ITEMS_PER_CALL = 10_000
 _BINS = 40
 _POWERS_OF_TEN = [10.0**power for power in range(10)]
 
 
-# ---- the lengths of items
-
-
 def read_text(paths: PathLike | Iterable[PathLike], unit: str = "line") -> tuple[list[str], list[str]]:
-    """Read the lines or paragraphs of text files that are not blank.
-
-    Args:
-        paths: text files, or folders of them, local or at URLs of fsspec. Files may be compressed (.gz or .zst). Hidden
-            files in folders are left out. JSON is read as plain text.
-        unit: "line" or "paragraph".
+    """Read the lines or paragraphs of UTF-8 text files, or folders of them, that are not blank.
 
     Returns:
         The items, and why files in folders were skipped: they are damaged or not text.
-
-    Raises:
-        ValueError: a path does not exist, a listed file is not UTF-8 text, or there are no items.
     """
     items: list[str] = []
     skipped: list[str] = []
     roots = check_locations("paths", paths, "text files, or folders of them")
     for root in roots:
-        if not root.exists():
-            raise ValueError(f"no such file or folder: {root}")
         if not root.is_dir():
             items += _items_of_file(root, unit)
             continue
@@ -107,102 +89,66 @@ def _items_of_file(path: AnyPath, unit: str) -> list[str]:
 
 
 def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:
-    """Count the tokens of each item.
+    """Count the tokens of each text.
 
     Args:
-        items: the texts.
-        tokenizer: "whitespace", "bytes", "bpe" (byte-level, trained on these items by the package tokenizers), or a
-            name or folder that `transformers.AutoTokenizer` loads. Special tokens that it adds are counted.
+        items: The texts.
+        tokenizer: One of `TOKENIZERS`, or what `transformers.AutoTokenizer` loads. Special tokens are counted.
 
     Returns:
         The number of tokens in each item, (items,) int64, and a description of a token.
-
-    Raises:
-        ImportError: A required package is missing. The message says how to install it.
-        ValueError: `tokenizer` is unknown.
     """
-    encode: Callable[[list[str]], Iterable[Any]]
-    if tokenizer == "whitespace":
-        encode, token_kind = lambda part: map(str.split, part), "words between spaces"
-    elif tokenizer == "bytes":
-        encode, token_kind = lambda part: map(str.encode, part), "bytes"
-    elif tokenizer == "bpe":
-        trained = _train_bpe(items)
-        encode = trained.encode_batch
-        token_kind = f"a byte-level BPE of {trained.get_vocab_size():,} entries, trained on this text"
-    else:
-        encode, token_kind = _load_encoder(tokenizer), tokenizer
+    encode, token_kind = _encoder(items, tokenizer)
     lengths: list[int] = []
-    show = {"disable": None, "leave": False, "file": standard_error()}  # on a terminal, and gone when it is done
-    with tqdm(items, "count tokens", unit=" items", unit_scale=True, **show) as bar:
-        for begin in range(0, len(items), _ITEMS_PER_CALL):
-            part = items[begin : begin + _ITEMS_PER_CALL]
-            lengths += map(len, encode(part))
-            bar.update(len(part))
+    show: dict[str, Any] = {"disable": None, "leave": False, "file": standard_error()}  # on a terminal, then gone
+    for begin in tqdm(range(0, len(items), _ITEMS_PER_CALL), "count tokens", **show):
+        lengths += map(len, encode(items[begin : begin + _ITEMS_PER_CALL]))
     return np.array(lengths, np.int64), token_kind
 
 
-def _train_bpe(items: list[str]) -> Any:
-    with needs("tokenizer 'bpe' needs tokenizers", "tokenizers"):
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=_VOCABULARY_SIZE, min_frequency=2, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(items, trainer, len(items))
-    return tokenizer
-
-
-def _load_encoder(name: str) -> Callable[[list[str]], Iterable[Any]]:
-    with needs(f"tokenizer {name!r} needs transformers", "transformers"):
+def _encoder(items: list[str], tokenizer: str) -> tuple[Callable[[list[str]], Iterable[Any]], str]:
+    if tokenizer == "whitespace":
+        return lambda part: map(str.split, part), "words between spaces"
+    if tokenizer == "bytes":
+        return lambda part: map(str.encode, part), "bytes"
+    if tokenizer == "bpe":
+        with needs("tokenizer 'bpe' needs tokenizers", "tokenizers"):
+            from tokenizers import ByteLevelBPETokenizer
+        trained: Any = ByteLevelBPETokenizer()
+        trained.train_from_iterator(items, _VOCABULARY_SIZE, length=len(items))
+        return trained.encode_batch, f"a byte-level BPE of {trained.get_vocab_size():,} entries, trained on this text"
+    with needs(f"tokenizer {tokenizer!r} needs transformers", "transformers"):
         from transformers import AutoTokenizer
     try:
-        loaded = AutoTokenizer.from_pretrained(name)
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer must be one of {', '.join(TOKENIZERS)}, or a name that transformers can load, got {name!r}"
-        ) from error
-    return lambda part: loaded(part).input_ids
+        known = ", ".join(TOKENIZERS)
+        raise ValueError(f"tokenizer must be {known} or a name that transformers loads, got {tokenizer!r}") from error
+    return lambda part: loaded(part).input_ids, tokenizer
 
 
 def open_data_set(paths: PathLike | Iterable[PathLike], **options: Any) -> Any:
-    """Open the source that reads what lies at the first path: its files tell the lengths of all items.
-
-    Args:
-        paths: a folder of `write_chunks` with lengths, folders of MDS shards, data sets of Megatron without or with
-            their suffix, Parquet files or a folder of them, or files for `TokenSource`.
-        options: keyword arguments of the source.
-
-    Raises:
-        ValueError: a file is missing or damaged, or an option is missing or invalid.
-        TypeError: the source does not have an option.
-        ImportError: a package is missing that reads the files.
-    """
-    locations = check_locations("paths", paths, "the files or folders of a data set")
-    first = locations[0]
+    """Open the source, with these options, that reads what is at the first path: its files hold all lengths."""
+    paths = check_locations("paths", paths, "the files or folders of a data set")
+    first = paths[0]
     if isinstance(options.get("column"), str):
         options["column"] = [options["column"]]  # only lengths are read, so labels beside it do not matter
-    if first.is_dir():
-        if (first / MANIFEST).exists():
-            manifest = Manifest.read(first)
-            if manifest.format != "parquet":
-                return ChunkSource(locations, **options)
-            if manifest.length_fn is not None:
-                options = {"length_column": LENGTH_COLUMN, **options}
-        elif (first / INDEX).exists():
-            return MDSSource(locations, **options)
-        return ParquetSource(locations, **options)
-    if first.name.lower().endswith(PARQUET_SUFFIX):
-        return ParquetSource(locations, **options)
-    name = first.name.removesuffix(".bin").removesuffix(".idx")
-    if first.with_name(f"{name}.idx").exists():
-        return MegatronSource(locations, **options)
+    if (first / MANIFEST).exists():
+        manifest = Manifest.read(first)
+        if manifest.format != "parquet":
+            return ChunkSource(paths, **options)
+        if manifest.length_fn is not None:
+            options.setdefault("length_column", LENGTH_COLUMN)
+        return ParquetSource(paths, **options)
+    if (first / INDEX).exists():
+        return MDSSource(paths, **options)
+    if first.is_dir() or first.name.lower().endswith(SUFFIX):
+        return ParquetSource(paths, **options)
+    if first.with_name(f"{first.name.removesuffix('.bin').removesuffix('.idx')}.idx").exists():
+        return MegatronSource(paths, **options)
     if not first.exists():
         raise ValueError(f"no such file or folder: {first}")
-    return TokenSource(locations, **options)
-
-
-# ---- five ways of batching
+    return TokenSource(paths, **options)
 
 
 @dataclass(frozen=True)
@@ -227,14 +173,9 @@ class Batching:
         return None if self.max_tokens is None else float(self.tokens.mean()) / self.max_tokens
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "batches": len(self.items),
-            "tokens": int(self.tokens.sum()),
-            "padded_tokens": int(self.padded_tokens.sum()),
-            "padding": self.padding,
-            "budget_used": self.budget_used,
-        }
+        totals = {"tokens": int(self.tokens.sum()), "padded_tokens": int(self.padded_tokens.sum())}
+        shares = {"padding": self.padding, "budget_used": self.budget_used}
+        return {"name": self.name, "batches": len(self.items), **totals, **shares}
 
 
 def compare(
@@ -249,28 +190,27 @@ def compare(
     """Batch the same items in the same random order in five ways.
 
     Args:
-        lengths: (items,) int64, number of tokens in each item. Items longer than the token budget are truncated to it.
-        batch_size: items per batch, for the two ways without a token budget.
-        short_window: items that are sorted together, for batches of `batch_size`.
-        max_tokens: token budget of a batch, padding included, for the other three ways.
-        window: items that are sorted together, for the other three ways.
-        seed: determines the order of the items.
+        lengths: (items,) int64, number of tokens in each item. Items longer than the budget are truncated to it.
+        batch_size: Items per batch, for the two ways without a token budget.
+        short_window: Items that are sorted together, for batches of `batch_size`.
+        max_tokens: Token budget of a batch, padding included, for the other three ways.
+        window: Items that are sorted together, for the other three ways.
+        seed: Determines the order of the items.
     """
-    budgeted, packed = BatchPlanner(max_tokens), BatchPlanner(max_tokens, packed=True)
-    rows = BatchPlanner(batch_size=batch_size)
     lengths = np.minimum(lengths, max_tokens)
-    budget = f"budget {max_tokens:,}, window {window:,}"
-    ours = _sampled(f"{budget}, BatchPlanner", budgeted, lengths, window, seed)
+    rows, budget = BatchPlanner(batch_size=batch_size), f"budget {max_tokens:,}, window {window:,}"
+    sampled = functools.partial(_sampled, lengths=lengths, seed=seed)
+    ours = sampled(f"{budget}, BatchPlanner", BatchPlanner(max_tokens), window)
     return [
-        _sampled(f"random batches of {batch_size}", rows, lengths, batch_size, seed),
-        _sampled(f"window of {short_window}, batches of {batch_size}", rows, lengths, short_window, seed),
+        sampled(f"random batches of {batch_size}", rows, batch_size),
+        sampled(f"window of {short_window}, batches of {batch_size}", rows, short_window),
         _greedy(f"{budget}, greedy", max_tokens, lengths, window, seed),
         ours,
-        _sampled(f"{budget}, packed", packed, lengths, window, seed),
+        sampled(f"{budget}, packed", BatchPlanner(max_tokens, packed=True), window),
     ]
 
 
-def _sampled(name: str, planner: BatchPlanner, lengths: IntArray, window: int, seed: int) -> Batching:
+def _sampled(name: str, planner: BatchPlanner, window: int, lengths: IntArray, seed: int) -> Batching:
     """One epoch of a `LengthBatchSampler`."""
     batches = list(LengthBatchSampler(lengths, planner, window=window, seed=seed, rank=0, world_size=1))
     items = np.array([len(batch) for batch in batches])
@@ -295,39 +235,20 @@ def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: in
 
 
 def table(batchings: list[Batching]) -> str:
+    """A line for each way. Words of it are explained in the guide "Batches by length"."""
     rows = [("batching", "batches", "items per batch", "tokens per batch", "padding", "budget used")]
     for each in batchings:
-        fewest, most = int(each.items.min()), int(each.items.max())
-        rows.append(
-            (
-                each.name,
-                f"{len(each.items):,}",
-                f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}",
-                f"{each.tokens.mean():,.0f}",
-                f"{each.padding:.1%}",
-                "" if each.budget_used is None else f"{each.budget_used:.1%}",
-            )
-        )
-    name_width, *widths = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
-    lines = [
-        name.ljust(name_width) + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        for name, *cells in rows
-    ]
-    return "\n".join([*lines, "", *NOTES])
-
-
-# ---- the figure
+        items = f"{each.items.min():,} to {each.items.max():,}"
+        used = "" if each.budget_used is None else f"{each.budget_used:.1%}"
+        sizes = (f"{len(each.items):,}", items, f"{each.tokens.mean():,.0f}")
+        rows.append((each.name, *sizes, f"{each.padding:.1%}", used))
+    first, *widths = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+    aligned = ([name.ljust(first), *map(str.rjust, cells, widths)] for name, *cells in rows)
+    return "\n".join(map("".join, aligned))
 
 
 def draw(lengths: IntArray, batchings: list[Batching], token_kind: str, path: str | Path) -> None:
-    """Draw the comparison as a PNG. Needs matplotlib.
-
-    Args:
-        lengths: (items,) int64, number of tokens in each item.
-        batchings: returned by `compare`.
-        token_kind: what a token is, for the title.
-        path: the PNG to write.
-    """
+    """Draw the comparison as a PNG. Needs matplotlib. `token_kind` says what a token is."""
     shown = histograms(lengths, batchings, token_kind)
     write_atomically(Path(path), png(functools.partial(padding_figure, shown)))
 
@@ -338,18 +259,14 @@ def histograms(lengths: IntArray, batchings: list[Batching], token_kind: str) ->
     sizes = np.concatenate([each.padded_tokens for each in batchings])
     smallest, largest = np.quantile(sizes, (0.005, 0.995)).astype(int)
     size_edges = np.geomspace(max(1, smallest), 1.1 * largest + 1, _BINS + 1)
-    share_edges = np.linspace(0, 1, _BINS + 1)
-    ways = [
-        {
-            **each.to_json(),
-            "max_tokens": each.max_tokens,
-            "padding_of_a_batch": _histogram(1 - each.tokens / np.maximum(each.padded_tokens, 1), share_edges),
-            "tokens_of_a_batch": _histogram(each.padded_tokens, size_edges),
-        }
-        for each in batchings
-    ]
-    shown = {"items": len(lengths), "tokens": int(lengths.sum()), "token_kind": token_kind}
-    return {**shown, "lengths": _histogram(np.maximum(lengths, 1), length_edges), "ways": ways}
+    ways = []
+    for each in batchings:
+        padding = _histogram(1 - each.tokens / np.maximum(each.padded_tokens, 1), np.linspace(0, 1, _BINS + 1))
+        tokens = _histogram(each.padded_tokens, size_edges)
+        drawn = {"max_tokens": each.max_tokens, "padding_of_a_batch": padding, "tokens_of_a_batch": tokens}
+        ways.append({**each.to_json(), **drawn})
+    items = {"items": len(lengths), "tokens": int(lengths.sum()), "token_kind": token_kind}
+    return {**items, "lengths": _histogram(np.maximum(lengths, 1), length_edges), "ways": ways}
 
 
 def _histogram(values: np.ndarray, edges: np.ndarray) -> dict[str, list[Any]]:
@@ -360,16 +277,21 @@ def _histogram(values: np.ndarray, edges: np.ndarray) -> dict[str, list[Any]]:
 
 def padding_figure(shown: dict[str, Any]) -> Figure:
     """Draw what `histograms` returns: a row for each way of batching, so that no histogram hides another."""
-    ways = shown["ways"]
-    figure = new_figure(11, 2.2 + 1.1 * len(ways))
-    grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.1 * len(ways)))
+    rows = len(shown["ways"])
+    figure = new_figure(11, 2.2 + 1.1 * rows)
+    grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.1 * rows))
     top, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    _draw_lengths(top.subplots(), shown)
-    panels = below.subplots(len(ways), 2, sharex="col", squeeze=False)
-    for index, (way, (left, right)) in enumerate(zip(ways, panels, strict=True)):
-        for axes, name in ((left, "padding_of_a_batch"), (right, "tokens_of_a_batch")):
-            shares = np.asarray(way[name]["counts"]) / way["batches"]  # the numbers of batches differ
-            axes.stairs(shares, way[name]["edges"], color=look_of(WAYS[index]).color, fill=True)
+    axes = top.subplots()
+    axes.stairs(shown["lengths"]["counts"], shown["lengths"]["edges"], color=QUIET, fill=True)
+    axes.set(xlabel=f"tokens of an item ({shown['token_kind']})", ylabel="items")
+    axes.set_title(f"{shown['items']:,} items, {shown['tokens']:,} tokens")
+    log_axis(axes.xaxis, _POWERS_OF_TEN)
+    plain_numbers(axes.yaxis)
+    panels = below.subplots(rows, 2, sharex="col", squeeze=False)
+    for name, way, (left, right) in zip(WAYS, shown["ways"], panels, strict=True):
+        for axes, values in ((left, way["padding_of_a_batch"]), (right, way["tokens_of_a_batch"])):
+            shares = np.asarray(values["counts"]) / way["batches"]  # the numbers of batches differ
+            axes.stairs(shares, values["edges"], color=look_of(name).color, fill=True)
             axes.set_ylim(0, 1.05)
             axes.set_yticks([0, 1], ["0", "all"])
         used = "" if way["budget_used"] is None else f", {way['budget_used']:.1%} of the budget used"
@@ -383,11 +305,3 @@ def padding_figure(shown: dict[str, Any]) -> Figure:
     log_axis(right.xaxis, _POWERS_OF_TEN)
     below.supylabel("share of the batches", fontsize=10)
     return figure
-
-
-def _draw_lengths(axes: Axes, shown: dict[str, Any]) -> None:
-    axes.stairs(shown["lengths"]["counts"], shown["lengths"]["edges"], color=QUIET, fill=True)
-    axes.set(xlabel=f"tokens of an item ({shown['token_kind']})", ylabel="items")
-    axes.set_title(f"{shown['items']:,} items, {shown['tokens']:,} tokens")
-    log_axis(axes.xaxis, _POWERS_OF_TEN)
-    plain_numbers(axes.yaxis)
