@@ -56,7 +56,7 @@ class PlannedBatches(ABC):
         self.planner = planner
         self.rank, self.world_size = _rank_of(rank, world_size)
         self._rank_is_default = rank is None
-        own = {"window": window, "seed": seed, "remainder": remainder}
+        own = {"window": window, "seed": seed, "remainder": remainder, "infinite": infinite}
         if planner.scheduler is not None and planner.scheduler.unit == "step":
             own["world_size"] = self.world_size
         self._configuration = {**planner.configuration(), **own}

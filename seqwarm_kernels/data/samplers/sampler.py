@@ -38,9 +38,6 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     The state counts the batches that this sampler has yielded. A DataLoader with workers fetches batches ahead of
     training: take the state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
 
-    `ResumableLoader` lets the package's collators check the budget, and compares the number of items with that of
-    lengths. A DataLoader alone does neither.
-
     Args:
         lengths: (items,) ints, tokens of each item.
         planner: divides the items of a window into batches.
@@ -89,8 +86,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             remainder=remainder,
             infinite=infinite,
         )
-        own = {"infinite": infinite, "num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())}
-        self._configuration |= own
+        self._configuration |= {"num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())}
 
     def __len__(self) -> int:
         """Number of batches of the epoch for this rank.
