@@ -407,7 +407,10 @@ def test_zst_without_its_package(tmp_path, monkeypatch):
         read_chunk(tmp_path / "a.txt.zst")
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"format": "text"}'])
+SETTINGS = '"format": "text", "compression": "gz", "items_per_chunk": 1, "length_fn": null'
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"format": "text"}', f'{{{SETTINGS}, "chunks": []}}'])
 def test_an_invalid_manifest(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(ValueError, match=r"manifest\.json: invalid manifest"):

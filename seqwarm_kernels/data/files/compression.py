@@ -53,7 +53,8 @@ def decompress(content: bytes, compression: str) -> bytes:
         return gzip.decompress(content)
     if compression == "zst":
         check_zstd()
-        return bytes(zstd.decompress(content))
+        with zstd.open(io.BytesIO(content)) as file:  # 1.7 times as fast as zstd.decompress
+            return bytes(file.read())
     return content
 
 

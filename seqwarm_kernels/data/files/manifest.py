@@ -63,6 +63,8 @@ class Manifest:
             entries = json.loads(content)
             chunks = entries.pop("chunks")
             manifest = Manifest(**entries, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
+            if manifest.chunks == ():
+                raise ValueError("no chunks")
             for number, chunk in enumerate(manifest.chunks or ()):
                 if chunk.file != manifest.file_name(number):
                     raise ValueError(f"chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}")

@@ -182,9 +182,11 @@ def open_file(path: AnyPath) -> BinaryIO:
         return open(local_file(path), "rb")
     from fsspec.spec import AbstractBufferedFile
 
-    class Ranges(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    read = path.read_bytes
+
+    class Ranges(AbstractBufferedFile):
         def _fetch_range(self, start: int, end: int) -> bytes:
-            return path.read_bytes(start, min(end, self.size))
+            return read(start, min(end, self.size))
 
     return cast(BinaryIO, Ranges(None, str(path), cache_type="none", size=file_size(path)))
 
