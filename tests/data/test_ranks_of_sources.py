@@ -29,7 +29,8 @@ def loader(name, path):
 
 
 def documents_of(batch):
-    return [row[mask.bool()].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [row[mask.bool()].tolist() for row, mask in rows if mask.any()]  # an empty batch has none
 
 
 def serve(rank, port, name, path, folder):
