@@ -148,6 +148,8 @@ def test_lengths_that_are_drawn():
     assert lengths[:80] != lengths[80:160]
     first = [lengths[80 * cycle] for cycle in range(50)]
     assert first.count(8) > first.count(32) + first.count(64) > 0  # odds of 8 : 4 : 2 : 1
+    drawn = grow_p2(1, 3000, 1, seed=1).order[::2]
+    assert drawn.count(0) / 3000 == pytest.approx(2 / 3, abs=0.03)
 
 
 def test_a_user_defined_pacing_is_clamped():
