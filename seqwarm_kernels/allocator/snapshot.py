@@ -2,9 +2,10 @@
 
 A module keeps its parameters, buffers and submodules in three dicts among its attributes; an optimizer its state; a
 gradient scaler its scale. So all of them are restored in one way: attributes get back the values that they had,
-containers among these their entries, tensors their contents. Gradients, `requires_grad` and random states come on top.
+containers among these their entries, tensors their contents, and so do the entries of such containers. Gradients,
+`requires_grad` and random states come on top.
 
-Not restored are containers inside of containers, other objects that are attributes, sparse tensors, and what hooks
+Not restored are values deeper inside of containers, other objects that are attributes, sparse tensors, and what hooks
 change elsewhere.
 """
 

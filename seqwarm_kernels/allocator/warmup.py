@@ -71,10 +71,10 @@ def warmup_allocator(
 
     Afterwards these are bit for bit as before, also after an exception: parameters, buffers and attributes of modules,
     their train/eval and requires_grad flags, gradients (None stays None), the optimizer, the scaler, and the random
-    states of torch, NumPy and Python. Copies are kept in host memory during the call. Not restored are containers
+    states of torch, NumPy and Python. Copies are kept in host memory during the call. Not restored are values deep
     inside of containers, other objects that are attributes, sparse tensors, attributes of torch's wrappers, and what
-    hooks and `loss_fn` change elsewhere. A scheduler that is
-    attached to the model or a submodule does not resize these passes, and does not count them.
+    hooks and `loss_fn` change elsewhere. A scheduler that is attached to the model or a submodule does not resize
+    these passes, and does not count them.
 
     Under DistributedDataParallel gradients are not exchanged; under fully_shard they are. Every rank must call this
     function. Under DistributedDataParallel all ranks stop if one is out of memory or fails. Under fully_shard ranks

@@ -104,7 +104,8 @@ def attended_share_varlen(
 
 
 def _attended_share(operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions) -> Tensor:
-    check_values(tensors[0], tensors[1], options)
+    query, key, *_ = tensors
+    check_values(query, key, options)
     attended = _count_keys(operator(*tensors, *options))
     visible = _count_keys(operator(*tensors, *options._replace(skip_tolerance=0.0)))
     return torch.where(visible > 0, attended / visible, 1.0)

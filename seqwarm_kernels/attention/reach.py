@@ -68,8 +68,8 @@ class Reach:
         last_rows = (rows + RANGE_BLOCK).clamp(max=self.settings.length) - 1
         before, after = last_rows - self.visited[..., 0], self.visited[..., 1] - 1 - rows
         if self.settings.causal:
-            return before.amax(-1).tolist()
-        return torch.maximum(before, after).amax(-1).tolist()
+            return before.amax(1).tolist()
+        return torch.maximum(before, after).amax(1).tolist()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the settings, and slope, share and distance of each head."""
@@ -139,7 +139,7 @@ def _ranges(settings: ReachSettings, query: Tensor, key: Tensor, slopes: Tensor,
     )
     operator, tensors, options = check_dense(call)
     *_, ranges = operator(*tensors, *options)
-    return ranges[0].unflatten(-1, (-1, 2)).long().cpu()
+    return ranges[0].unflatten(1, (-1, 2)).long().cpu()
 
 
 def _count(ranges: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class grow_p2(_Named):
 
     Args:
         times, cycles, draws: At least 1.
-        seed: At least 0.
+        seed: Of the order.
     """
 
     def __init__(self, times: int, cycles: int, draws: int, *, seed: int = 0) -> None:
@@ -124,7 +124,7 @@ class grow_p2(_Named):
         self.times = self._doubling.times
         self.cycles = check_int("cycles", cycles, minimum=1)
         self.draws = check_int("draws", draws, minimum=1)
-        self.seed = check_int("seed", seed, minimum=0)
+        self.seed = check_int("seed", seed)
         random = Random(self.seed)
         self.order: list[int] = []  #: number of doublings in each part of the duration
         for _ in range(self.cycles):

@@ -319,6 +319,11 @@ ATTRIBUTES = {
         lambda value: value.random(),
         lambda value: copy.deepcopy(value).random(),
     ),
+    "entries of a dict": (
+        lambda: {"seen": [1], "sum": torch.zeros(2)},
+        lambda value: (value["seen"].append(3), value["sum"].add_(1)),
+        str,
+    ),
     "numpy RandomState": (
         lambda: numpy.random.RandomState(5),
         lambda value: value.rand(),

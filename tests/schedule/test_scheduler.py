@@ -141,12 +141,15 @@ def test_lengths_that_are_drawn():
     lengths = lengths_of(pacing, 4000)[:-1]
     assert lengths == lengths_of(grow_p2(3, 50, 20, seed=1), 4000)[:-1]
     assert lengths != lengths_of(grow_p2(3, 50, 20, seed=2), 4000)[:-1]
+    assert grow_p2(3, 50, 20).order == grow_p2(3, 50, 20, seed=0).order
     for start in range(0, 4000, 80):
         cycle = lengths[start : start + 80]
         assert [cycle.count(length) for length in (8, 16, 32, 64)] == [20] * 4
     assert lengths[:80] != lengths[80:160]
     first = [lengths[80 * cycle] for cycle in range(50)]
     assert first.count(8) > first.count(32) + first.count(64) > 0  # odds of 8 : 4 : 2 : 1
+    drawn = grow_p2(1, 3000, 1, seed=1).order[::2]
+    assert drawn.count(0) / 3000 == pytest.approx(2 / 3, abs=0.03)
 
 
 def test_a_user_defined_pacing_is_clamped():
@@ -308,6 +311,8 @@ def test_bad_pacings():
     for name in ("times", "cycles", "draws"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             grow_p2(**{"times": 1, "cycles": 1, "draws": 1, name: 0})
+    with pytest.raises(TypeError, match="seed must be an int, got float"):
+        grow_p2(1, 1, 1, seed=0.5)
     with pytest.raises(ValueError, match=r"pacing must be 'linear', 'sine' .* got 'quadratic'"):
         cyclic("quadratic", 2)
     with pytest.raises(ValueError, match=r"pacing must be .* got <class"):

@@ -278,6 +278,12 @@ def test_a_number_out_of_range_raises(settings, message):
     assert [group["lr"] for group in optimizer.param_groups] == list(PEAKS)
 
 
+@pytest.mark.parametrize("name", ["warmup_tokens", "decay_tokens", "final"])
+def test_what_is_no_number_raises(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a real number, got str"):
+        token_lr(made_optimizer(), **{name: "1"})
+
+
 def test_no_tokens_for_each_step_raise():
     with pytest.raises(ValueError, match="tokens_per_step must be at least 1, got 0"):
         cosine_lr(made_optimizer(), 0)

@@ -107,6 +107,7 @@ TARGETS = [
         *("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py", "tests/allocator/test_arguments.py"),
         *("tests/allocator/test_memory.py", "tests/allocator/test_example_batch.py"),
         *("tests/allocator/test_transformers.py", "tests/allocator/test_distributed.py"),
+        "tests/utils/test_progress.py",
         *("-k", "not two_ranks and not inside_fully_shard"),
     ),
     *_in_folder(
