@@ -88,6 +88,8 @@ def attention_forward(
     packing = _packing(kwargs) or visible.packing
     _check_whole_rows(module, kwargs, visible)
     window = _window(module, sliding_window, visible, attention_mask)
+    if kwargs.get("window") is not None:  # of a batch that `mode="window"` has resized
+        window = kwargs["window"] if window is None else min(window, kwargs["window"])
     out = alibi_layer_attention(
         module,
         query,
