@@ -56,7 +56,8 @@ def _segments(
     has_even_rows = options.boundaries == "segment_length"
     if has_even_rows:
         if documents is not None:
-            raise ValueError("boundaries='segment_length' must have rows of one document, got packed ones")
+            is_one = ~documents[:, 1:].any()
+            check_values(is_one, "boundaries='segment_length' must have rows of one document, got packed ones")
         if mask is not None:
             check_first_tokens(entries[mask], f"batch[{mask!r}] must begin with a valid token for 'segment_length'")
     starts = torch.zeros_like(valid) if documents is None else documents
@@ -117,15 +118,14 @@ def _new_labels(
     begins: Tensor,
 ) -> dict[str, Any]:
     """Labels without those of padding and, where the model shifts them, without the first of each segment."""
+    unused = padding
     if not options.keep_first_labels:
-        first = begins if padding is None else begins | padding
-    else:  # that of a row's first valid token is predicted from padding
-        first = None if padding is None else padding | functional.pad(padding[:, :-1], (1, 0))
+        unused = begins if padding is None else begins | padding
     labels = [name for name, axes in layout.axes.items() if axes.kind == Kind.LABEL]
     are_shifted = any(is_shifted_label(name) for name in labels)
     new_labels = {}
     for name in labels:
-        hidden = padding if is_shifted_label(name) or (are_shifted and is_loss_mask(name)) else first
+        hidden = padding if is_shifted_label(name) or (are_shifted and is_loss_mask(name)) else unused
         if hidden is not None:
             fill = fill_value(name, entries[name].dtype, pad_values, fills_label=True)
             hidden = hidden.view(*hidden.shape, *[1] * (entries[name].dim() - 2))
