@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ _TOKENS = 4
 _ROUNDING = 1e-3
 
 
-def options_for(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+def options_for(model: nn.Module, options: Mapping[str, Any], *, by_rows: bool = False) -> dict[str, Any]:
     """The options of `resize_batch` for a model, with the `boundaries` that it reads and the labels that it uses.
 
     A model of transformers is run on four tokens, each in a segment of its own, to see whether it keeps them apart.
-    Given `boundaries`, and the parameters of other models, are trusted.
+    Given `boundaries`, and the parameters of other models, are trusted. `by_rows`: the model gets some rows of a batch
+    at a time, in one argument, so that boundaries over all rows cannot be told.
 
     Raises:
         ValueError: The model cannot be told, or does not keep the tokens apart.
@@ -51,19 +52,22 @@ def options_for(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"mode={mode!r} needs a forward with {needed}, or a model of transformers, got {_name(model)}")
     if mode == "segments":
         attention: str = inner.config._attn_implementation  # transformers has no public name of it
-        reads_boundaries = any(part in attention for part in _OF_BOUNDARIES)
+        reads_boundaries = not by_rows and any(part in attention for part in _OF_BOUNDARIES)
         found["boundaries"] = "cu_seq_lens" if reads_boundaries else "position_ids"
-    check_apart(inner, mode, found.get("boundaries"))
+    _check_apart(model if by_rows else inner, inner, mode, found.get("boundaries"))
     return found
 
 
-def check_apart(model: nn.Module, mode: str, boundaries: str | None) -> None:
-    """Run a model of transformers twice on tokens that must not see each other, of which the first one differs."""
+def _check_apart(model: nn.Module, inner: nn.Module, mode: str, boundaries: str | None) -> None:
+    """Run a model twice on tokens that must not see each other, of which the first one differs.
+
+    `inner` is the model of transformers in it, by which the tokens are made.
+    """
     told = f"segments by {boundaries}" if mode == "segments" else "a window"
     try:
         with evaluation(model), torch.compiler.set_stance("force_eager"):
             device = next(model.parameters()).device
-            batch: Any = {**guess_batch(model, 1, _TOKENS, device)}
+            batch: Any = {**guess_batch(inner, 1, _TOKENS, device)}
             batch.pop("labels", None)
             keys = [name for name, value in batch.items() if value.shape == (1, _TOKENS)]
             batch = resize_batch(batch, 1, mode=mode, boundaries=boundaries, keys=keys)
@@ -87,12 +91,20 @@ def _output(output: Any) -> Tensor:
 
 def names_not_taken(model: nn.Module, options: Mapping[str, Any]) -> list[str]:
     """Entries that `resize_batch` adds with these options, and that the model's forward does not take."""
+    if options.get("mode") not in KEEPING_SHAPE or _model_of_transformers(model) is not None:
+        return []
     own = forward_parameters(model)
     takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in own.values())
-    takes_cache = takes_all and _model_of_transformers(model) is not None
-    names = [] if takes_cache or "use_cache" in own else ["use_cache"]
-    is_told_otherwise = options.get("boundaries") in ("segment_length", "cu_seq_lens")
-    return [*names, "position_ids"] if is_told_otherwise and not takes_all and "position_ids" not in own else names
+    names = [] if takes_all or options.get("boundaries") == "position_ids" else ["position_ids"]
+    return [name for name in ("use_cache", *names) if name not in own]
+
+
+def without(resized: Any, names: Collection[str], batch: Any) -> Any:
+    """A resized batch without the entries `names`, unless they were in the batch."""
+    for name in names:
+        if name not in batch:
+            resized.pop(name, None)
+    return resized
 
 
 def _model_of_transformers(model: nn.Module) -> Any:

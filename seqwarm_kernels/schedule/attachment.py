@@ -14,8 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
-from ..resizing.options import KEEPING_SHAPE
-from ..resizing.told_models import names_not_taken, options_for
+from ..resizing.told_models import names_not_taken, options_for, without
 from ..utils.checks import check_module
 from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
@@ -73,8 +72,7 @@ class Attachment:
         self._model = model
         self._scheduler = scheduler
         self._options = options_for(told or model, resize_options)
-        keeps_shape = self._options.get("mode") in KEEPING_SHAPE
-        self._not_taken = names_not_taken(told or model, self._options) if keeps_shape else []
+        self._not_taken = names_not_taken(told or model, self._options)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
@@ -143,9 +141,7 @@ class Attachment:
 
     def _resized(self, batch: Any, is_repeated: bool) -> Any:
         resized, info = self._scheduler.resize(batch, **self._options, return_info=True)
-        for name in self._not_taken:
-            if name not in batch:
-                resized.pop(name, None)
+        resized = without(resized, self._not_taken, batch)
         positions = info.position_ids
         longest = max(each.shape[1] for each in (positions if isinstance(positions, tuple) else (positions,)))
         self.seq_length = min(self._scheduler.seq_length, longest)
