@@ -35,7 +35,8 @@ def keep_shape(
     valid = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else entries[mask] != 0
     if options.mode == "window":
         new_entries: dict[str, Any] = {f"{_prefix(layout)}window": seq_len - 1}
-        removed, position = [], (valid.cumsum(1) - 1) * valid
+        removed: list[str] = []
+        position = (valid.cumsum(1) - 1) * valid
     else:
         new_entries, removed, position = _segments(entries, layout, mask, valid, options, pad_values, seq_len)
     return new_entries, removed, [valid.sum(1, dtype=torch.int32), position, valid.sum()]

@@ -95,6 +95,7 @@ class SeqLengthWarmup(Algorithm):
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._told = {"mode": mode, "boundaries": boundaries}
         self._options: dict[str, Any] = {}  # of `resize_batch`, without `truncate`
+        self.num_valid_tokens: Tensor | None = None  # of a batch whose mask has left it
         self._memory_is_claimed = False
         self.seq_length = min_seq_length
         self.listeners: list[ScheduleListener] = [ScheduleWatch()]
@@ -134,7 +135,8 @@ class SeqLengthWarmup(Algorithm):
         length = self._current_length(state)
         whole = state.batch
         if self._options:
-            resized = resize_batch(whole, length, **self._options)
+            resized, info = resize_batch(whole, length, return_info=True, **self._options)
+            self.num_valid_tokens = info.num_valid_tokens
             state.batch = without(resized, names_not_taken(state.model, self._options), whole)
         else:
             state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)

@@ -37,8 +37,8 @@ CASES = {
     "packed-truncate": Case(data="packed", rates="TokenLR"),
     "packed-reshape": Case(reshape("pad"), "token", 220, "packed"),
     "packed-flatten": Case(FLATTEN, data="packed"),
-    "segments": Case(SEGMENTS, "token", 400, rates="TokenLR"),
-    "segments-padded": Case(SEGMENTS, duration=6, data="padded", accumulate=2),
+    "segments": Case(SEGMENTS, "token", 400, accumulate=2, rates="TokenLR"),
+    "segments-padded": Case(SEGMENTS, data="padded"),
     "segments-packed": Case(SEGMENTS, data="packed"),
 }
 
