@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..resizing.containers import cut_entries
+from ..resizing.containers import cut_entries, flatten_batch
 from ..resizing.entry_names import is_label, is_loss_mask
 from ..utils.caller_warnings import warn_caller
 from ..utils.cuda import is_capturing
@@ -85,7 +85,8 @@ class ScheduleWatch:
 
     def _count(self, batch: Any, resized: Any) -> None:
         self.batches += 1
-        was_cut, had, kept = False, [], []
+        was_cut = not flatten_batch(resized).keys() <= flatten_batch(batch).keys()  # "segments" adds entries
+        had, kept = [], []
         for name, before, after in cut_entries(batch, resized):
             was_cut = True
             if (is_loss_mask(name) or is_label(name)) and type(after) is Tensor and not after.is_meta:
