@@ -25,6 +25,7 @@ from .gpu.summary import device_goals, failures
 from .moment_statistics import cpu as moments
 from .parallel import report as many_devices
 from .resize_batch import report as resizing
+from .training import ramp
 from .training.figures import draw_all as draw_trainings
 from .training.results import Result
 from .training.scales import H200, TOY, Scale
@@ -83,6 +84,7 @@ REPORTS: dict[str, Report] = {
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
     resizing.RECORDS: _of_operator(resizing.cpu_goals, resizing.draw_cpu),
+    ramp.RECORDS: ramp.report,
     STABILITY: _stability_report,
     sources.LARGE_RECORDS: _tabulated(sources.LargeCorpusRecord, sources.large_corpus_table),
     sources.READERS_RECORDS: _tabulated(sources.ReaderRecord, sources.readers_table),
@@ -108,7 +110,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _report_of(path: Path) -> Report:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
-    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, resizing.CALLS, resizing.PACKED)
+    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, attention.SEGMENTS, resizing.CALLS, resizing.PACKED)
     if path.stem.startswith(by_cpu):  # a file for each kind of CPU
         return _tabulated(CpuRecord, table)
     if path.stem not in REPORTS:

@@ -6,6 +6,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy
 
+import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, apply_alibi
 
 from .zoo import transformers
@@ -40,6 +41,7 @@ MODELS = {
     "llama-sdpa": llama,
     "llama-eager": lambda: llama("eager"),
     "llama-alibi": lambda: converted(llama),
+    "llama-seqwarm": lambda: llama("seqwarm"),
 }
 
 
@@ -148,7 +150,7 @@ def test_a_token_changes_the_logits_of_its_own_segment_only(name, leak):
     assert changed == [[0, index] for index in range(position, position + length - 1)]
 
 
-@pytest.mark.parametrize("name", ["gpt2-alibi", "llama-alibi"])
+@pytest.mark.parametrize("name", ["gpt2-alibi", "llama-alibi", "llama-seqwarm"])
 def test_a_window_limits_what_a_token_sees(name):
     model, length = made(name), 3
     schedule(length).attach(model, mode="window")
@@ -162,7 +164,13 @@ def test_a_window_limits_what_a_token_sees(name):
 
 @pytest.mark.parametrize(
     ("name", "mode", "graphs"),
-    [("gpt2-alibi", "segments", 1), ("gpt2-alibi", "window", 2), ("llama-sdpa", "segments", 1)],
+    [
+        ("gpt2-alibi", "segments", 1),
+        ("gpt2-alibi", "window", 2),
+        ("llama-sdpa", "segments", 1),
+        ("llama-seqwarm", "segments", 1),
+        ("llama-seqwarm", "window", 2),
+    ],
 )
 def test_a_ramp_compiles_at_most_twice(name, mode, graphs):
     torch._dynamo.reset()
