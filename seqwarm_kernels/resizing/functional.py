@@ -106,7 +106,8 @@ def resize_batch(
             is in segments of its own. Labels of padding are ignored (−100, or as in `pad_values`), as is the first
             label of each segment, unless its name says that labels are shifted already: "shift_labels", "targets", "y".
         documents: With "cu_seq_lens", the most documents of a row, on average over a batch. It has room for
-            B · (⌈S / shortest⌉ + documents) boundaries, of which those unused repeat the end.
+            B · (⌈S / shortest⌉ + documents) boundaries, of which those unused repeat the end. Padding on both sides of
+            a row takes the place of one document.
         keep_first_labels: Keep the first label of each segment, which the last token of the segment before predicts.
         lengths: The shortest and the longest length of a training, of which alone sizes depend then.
             `SequenceLengthScheduler.resize` passes it. Default: `seq_len` for both.

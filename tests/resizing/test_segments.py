@@ -64,7 +64,7 @@ def cut_by_hand(rows, length):
 def test_segments_are_those_of_lists_cut_by_hand(rows, length, told_by, keeps_first):
     batch = batch_of(rows, told_by)
     before = {name: value.clone() for name, value in batch.items()}
-    options = {"boundaries": "cu_seq_lens", "documents": 4, "keep_first_labels": keeps_first}
+    options = {"boundaries": "cu_seq_lens", "documents": 5, "keep_first_labels": keeps_first}
     resized, info = resize_batch(batch, length, mode="segments", return_info=True, **options)
     pieces = [piece for run in cut_by_hand(rows, length) for piece in run]
     shape = batch["input_ids"].shape
