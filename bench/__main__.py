@@ -40,6 +40,7 @@ GROUPS = {
         "device": ("bench.gpu.command", "all that needs a GPU: tests, memory, training, attention, tuning"),
     },
     "training": {
+        "ramp": ("bench.ramp", "times of all steps of a ramp, segments beside flatten, compiled"),
         "training": ("experiments.command", "does warmup train better: time, stability, extrapolation, speed"),
     },
     "records and pages": {

@@ -20,7 +20,7 @@ from experiments.stability import tables as stability_tables
 from experiments.stability.command import RECORDS as STABILITY
 from experiments.tables import report as training_tables
 
-from . import shown
+from . import ramp, shown
 from .alibi_attention import report as attention
 from .alibi_attention.figures import draw_cpu as draw_attention
 from .batching import report as batching
@@ -84,6 +84,7 @@ REPORTS: dict[str, Report] = {
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
     resizing.RECORDS: _of_operator(resizing.cpu_goals, resizing.draw_cpu),
+    ramp.RECORDS: ramp.report,
     STABILITY: _stability_report,
     sources.LARGE_RECORDS: _tabulated(sources.LargeCorpusRecord, sources.large_corpus_table),
     sources.READERS_RECORDS: _tabulated(sources.ReaderRecord, sources.readers_table),
@@ -109,7 +110,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _report_of(path: Path) -> Report:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
-    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, resizing.CALLS, resizing.PACKED)
+    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, attention.SEGMENTS, resizing.CALLS, resizing.PACKED)
     if path.stem.startswith(by_cpu):  # a file for each kind of CPU
         return _tabulated(CpuRecord, table)
     if path.stem not in REPORTS:

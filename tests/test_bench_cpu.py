@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import page
 from bench.alibi_attention import cpu as attention
-from bench.alibi_attention import decoding, hopper, peers, short
+from bench.alibi_attention import decoding, hopper, peers, segments, short
 from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import TINY, Problem
 from bench.alibi_attention.report import RECORDS as ATTENTION
@@ -91,6 +91,13 @@ def test_short_attention_is_measured(monkeypatch, tmp_path):
     (tmp_path / "cpu_short_attention_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert page._short_attention().startswith("a CPU, kind:\n\n| tokens | float32, forward |")
     assert "\n| 8 | " in page._short_attention()
+
+
+def test_segments_are_measured():
+    rows = [row for dtype in segments.DTYPES for row in segments.measure(8, dtype, 1, 0.001, tokens=64)]
+    table = segments.segments_table(rows)
+    assert table.startswith("| tokens | float32, forward | float32, forward + backward | bfloat16, forward |")
+    assert table.count("ms (") == 4
 
 
 def test_decoding_is_measured(monkeypatch, tmp_path):

@@ -1,4 +1,5 @@
-"""Attention on the CPU where warmup begins: rows of 8 to 256 tokens, in both layouts, beside torch's own.
+"""Attention on the CPU where warmup begins: rows of 8 to 256 tokens, in both layouts, beside torch's own; and segments
+of one row beside the same tokens as rows.
 
 Peers take turns, so that all have the machine in the same states. CPUs of another kind have records of their own.
 """
@@ -14,10 +15,11 @@ from tqdm import tqdm
 
 from ..common.records import CpuRecord, cpu_kind, table, write
 from ..common.timing import measure_in_turns
+from . import segments
 from .cases import BOTH, FORWARD, Case, call_of
 from .cpu import CPU, case_of, problem_of
 from .peers import EAGER, FLASH, MASK, OURS, ours
-from .report import SHORT
+from .report import SEGMENTS, SHORT
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -57,8 +59,12 @@ def run(seconds: float) -> Iterator[CpuRecord]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="time of a record (default: %(default)s seconds)")
+    parser.add_argument("--segments", action="store_true", help="measure segments alone")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(f"{SHORT}_{cpu_kind()}", run(arguments.seconds))
-    print(f"{table(records)}\n\nwritten to {path}")
+    if not arguments.segments:
+        path, records = write(f"{SHORT}_{cpu_kind()}", run(arguments.seconds))
+        print(f"{table(records)}\n\nwritten to {path}")
+    path, records = write(f"{SEGMENTS}_{cpu_kind()}", segments.run(arguments.seconds))
+    print(f"{segments.segments_table(records)}\n\nwritten to {path}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from ..resizing.options import KEEPING_SHAPE
 from ..schedule.attachment import paused_attachments
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int
@@ -104,7 +105,9 @@ def warmup_allocator(
             exist during forward.
         scheduler: Also train at every length of this schedule, shortest first and without the optimizer state of
             earlier passes, until nothing new is allocated, five times at most. Kernels are compiled for these lengths.
-        resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ...
+        resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ... With "segments"
+            all lengths have one shape, so one pass stands for all of `scheduler`: two where the model gets a number, as
+            of "window" and `segment_length`.
         shard_batch: Called with each resized batch, returns the part of it that this rank trains on, as
             `parallel.shard_sequence` does. Lengths of the report are those of whole rows. Ranks then wait for each
             other inside a pass, as under fully_shard.
@@ -150,7 +153,10 @@ def warmup_allocator(
     ):
         if not model.training:
             model.train()
-        lengths = _lengths(max_len, scheduler, model)
+        if scheduler is not None and (resize_options or {}).get("mode") == "segments":
+            resize_options = {"lengths": (scheduler.min_seq_length, scheduler.max_seq_length), **(resize_options or {})}
+        batches = TrainingBatches(model, example_batch, max_len, device, resize_options, shard_batch)
+        lengths = _lengths(max_len, scheduler, model, batches.resize_options)
         warmup = Warmup(
             TrainingPass(
                 model=model,
@@ -162,7 +168,7 @@ def warmup_allocator(
                 max_grad_norm=max_grad_norm,
                 accumulation_steps=accumulation_steps,
             ),
-            TrainingBatches(model, example_batch, max_len, device, resize_options, shard_batch),
+            batches,
             memory,
             consensus,
         )
@@ -200,8 +206,18 @@ def _parameters_of(optimizer: Optimizer) -> set[Tensor]:
     return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None, model: nn.Module) -> list[int]:
-    """Return the lengths to rehearse, from short to long: max_len and those of the schedule, or none without one."""
+def _lengths(
+    max_len: int, scheduler: SequenceLengthScheduler | None, model: nn.Module, resize_options: Mapping[str, Any]
+) -> list[int]:
+    """Return the lengths to rehearse, from short to long: max_len and those of the schedule, or none without one.
+
+    Where batches keep their shape, one stands for all. A length that the model gets as a number, by which compiled
+    code and kernels may choose, needs the shortest, too.
+    """
+    if resize_options.get("mode") in KEEPING_SHAPE and (scheduler is not None or is_compiled(model)):
+        is_number = resize_options["mode"] == "window" or resize_options["boundaries"] == "segment_length"
+        shortest = max_len // 2 or 1 if scheduler is None else scheduler.min_seq_length
+        return sorted({shortest, max_len}) if is_number else [max_len]
     if scheduler is not None:
         return sorted({max_len, *(milestone.seq_length for milestone in scheduler.milestones())})
     if max_len > 3 and is_compiled(model):

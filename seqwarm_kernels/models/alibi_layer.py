@@ -218,7 +218,7 @@ def alibi_layer_attention(
         return heads.context(query, key, value, local, dropout_p=dropout_p, **visible, **options)
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
-    out = _attention(query, key, value, packing, over_ranks, slopes=local, dropout_p=dropout_p, **options)
+    out = attend(query, key, value, packing, over_ranks=over_ranks, slopes=local, dropout_p=dropout_p, **options)
     for observer in _observers:
         reference = _reference(query, key, value, packing, options)
         observer(AttentionCall(layer, query, key, value, local, out, reference))
@@ -240,8 +240,8 @@ def _check_heads(query: Tensor, slopes: Tensor) -> None:
         )
 
 
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, over_ranks: Any | None, **options: Any
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, *, over_ranks: Any | None = None, **options: Any
 ) -> Tensor:
     """Attend to (B, H, S, D). `over_ranks`: the slopes of all ranks, if these draw dropout masks together."""
     tensors: Any = query, key, value
@@ -277,6 +277,6 @@ def _reference(
 
     def attention(slopes: Tensor) -> Tensor:
         boundaries = None if packing is None else Packing(*map(moved, packing))
-        return _attention(*tensors, boundaries, None, slopes=moved(slopes), **precise)
+        return attend(*tensors, boundaries, slopes=moved(slopes), **precise)
 
     return attention

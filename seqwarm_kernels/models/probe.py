@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from ..utils.modules import (
     ExampleBatch,
     as_mapping,
     call_model,
+    evaluation,
     forward_parameters,
     guess_batch,
     text_of,
@@ -41,7 +41,7 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     """
     paths = {module: path for path, module in model.named_modules() if hasattr(module, "alibi")}
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]
-    with _evaluation(model):
+    with evaluation(model):
         inputs = _inputs(model, min(_LENGTH, max_seq_length), example_batch)
         named = _by_name(model, inputs)
         text = text_of(model, named)
@@ -56,7 +56,7 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     # Last: an index beyond a table of positions would end all work on a GPU.
     shifted = _at_last_positions(model, same_token, max_seq_length)
     if shifted is not None:
-        with _evaluation(model):
+        with evaluation(model):
             _, far = _run(model, shifted, f" with position_ids up to {max_seq_length - 1}")
         at = f" if their position_ids end at {max_seq_length - 1}"
         position_errors += _position_errors(same_token_calls, far, paths, at)
@@ -89,21 +89,6 @@ def _inputs(model: nn.Module, length: int, example_batch: ExampleBatch | None) -
         return guess_batch(model, 2, length, parameter.device)
     except Exception as error:
         raise ValueError(f"the verification has no inputs for the model: {error}") from error
-
-
-@contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Run in evaluation mode without gradients. Train/eval flags and random streams are restored afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
-            torch.manual_seed(0)
-            model.eval()
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _position_errors(
@@ -165,7 +150,7 @@ def _cache_error(model: nn.Module, batch: Mapping[str, Any], paths: _Paths) -> f
         return None
     tokens = max(inputs, key=_TOKENS.index)
     first, last = inputs[tokens][:, :-1], inputs[tokens][:, -1:]
-    with _evaluation(model):
+    with evaluation(model):
         start, _ = _run(model, inputs | {tokens: first, "use_cache": True, "return_dict": True}, " on its tokens alone")
         cache = getattr(start, name, None)
         if cache is None:

@@ -18,12 +18,12 @@ NAME = "seqwarm_alibi"
 
 #: Arguments of attention functions that change the scores in a way that the kernels do not support.
 _UNSUPPORTED = {
-    "softcap": "capped scores are not supported with ALiBi",
-    "s_aux": "attention sinks are not supported with ALiBi",
-    "sinks": "attention sinks are not supported with ALiBi",
+    "softcap": "capped scores are not supported",
+    "s_aux": "attention sinks are not supported",
+    "sinks": "attention sinks are not supported",
     "position_bias": "the model adds its own position bias",
-    "indices": "a selection of keys is not supported with ALiBi",
-    "block_indices": "a selection of keys is not supported with ALiBi",
+    "indices": "a selection of keys is not supported",
+    "block_indices": "a selection of keys is not supported",
     # Only a paged cache comes with it. Before transformers 5.24 such a cache was called `cache`, now every cache is.
     "write_index": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
 }
@@ -33,6 +33,7 @@ CACHE_NAMES = ("cache", "past_key_values")
 
 #: Keyword arguments of packed sequences, as for FlashAttention.
 _PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+COMPILED_PACKING = f"position_ids hold packed sequences: compiled models need {', '.join(_PACKING)}"
 
 #: Models of transformers 5.6 to 5.24 in which a module takes `**kwargs`, with the boundaries of packed sequences, and
 #: does not pass them on.
@@ -70,14 +71,12 @@ def attention_forward(
         module: A layer of a converted model. `alibi` is None in layers without ALiBi, such as cross-attention.
         attention_mask: Result of `transformers_masks.encode`.
         sliding_window: w: keys at a distance of w or more are hidden.
-        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k for packed sequences.
+        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k for packed sequences, and `window`.
 
     Returns:
         out (B, Sq, Hq, D), and None for the weights.
     """
-    for name, reason in _UNSUPPORTED.items():
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name} must be None: {reason}")
+    check_scores(kwargs)
     if not hasattr(module, "alibi"):
         raise ValueError(
             f"{type(module).__name__} has no slopes: call seqwarm_kernels.apply_alibi after from_pretrained"
@@ -85,9 +84,9 @@ def attention_forward(
     visible = decode(attention_mask, query, key)
     if not isinstance(module.alibi, AlibiHeads):
         return _without_alibi(module, query, key, value, visible, dropout, scaling), None
-    packing = _packing(kwargs) or visible.packing
+    packing = packing_of(kwargs, visible)
     _check_whole_rows(module, kwargs, visible)
-    window = _window(module, sliding_window, visible, attention_mask)
+    window = window_of(module, sliding_window, visible, attention_mask, kwargs)
     out = alibi_layer_attention(
         module,
         query,
@@ -102,6 +101,13 @@ def attention_forward(
         packing=packing,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def check_scores(kwargs: dict[str, Any]) -> None:
+    """Refuse what a layer passes to its attention function and the kernels do not compute."""
+    for name, reason in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} must be None: {reason}")
 
 
 def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -159,7 +165,7 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         return None
     if torch.compiler.is_compiling():  # and cannot read the values
         is_one = (position_ids.diff(dim=-1) == 1).all()
-        check_values(is_one, f"position_ids hold packed sequences: compiled models need {', '.join(_PACKING)}")
+        check_values(is_one, COMPILED_PACKING)
         return None
     tokens = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
     rows = position_ids.shape[0] if tokens is None else tokens.shape[0]
@@ -170,8 +176,16 @@ def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return dict(zip(forward_parameters(model), args, strict=False)) | kwargs if args else kwargs
 
 
-def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None) -> int | None:
-    """Return the largest distance. Some models pass the window only to the layer, or only to the mask."""
+def window_of(
+    module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None, kwargs: dict[str, Any]
+) -> int | None:
+    """Return the largest distance: that of the layer, and `window` of a batch that `mode="window"` has resized."""
+    window, of_batch = _layer_window(module, sliding_window, visible, mask), kwargs.get("window")
+    return of_batch if window is None else window if of_batch is None else min(window, of_batch)
+
+
+def _layer_window(module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None) -> int | None:
+    """Some models pass the window only to the layer, or only to the mask."""
     of_layer = None if sliding_window is None else sliding_window - 1
     if of_layer is None or mask is None:
         return visible.window if of_layer is None else of_layer
@@ -184,23 +198,30 @@ def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mas
 
 def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visible) -> None:
     """Refuse what other libraries and masks know of rows that are sharded over ranks."""
+    refuse_accelerate_shards(module)
+    is_local = visible.packing is not None and kwargs.get("cu_seq_lens_q") is None
+    if is_local and has_shards(module.alibi):
+        raise _local_packing()
+
+
+def refuse_accelerate_shards(module: nn.Module) -> None:
     if any(getattr(hook, "__name__", None) == _CONTEXT_HOOK for hook in module._forward_pre_hooks.values()):
         raise ValueError(
             f"{type(module).__name__} does not support Accelerate's context parallelism; use "
             "seqwarm_kernels.parallel.ContextParallel"
         )
-    is_local = visible.packing is not None and kwargs.get("cu_seq_lens_q") is None
-    if is_local and has_shards(module.alibi):
-        raise _local_packing()
 
 
 def _local_packing() -> ValueError:
     return ValueError(f"position_ids must hold one sequence under ContextParallel: pass {', '.join(_PACKING)}")
 
 
-def _packing(kwargs: dict[str, Any]) -> Packing | None:
+def packing_of(kwargs: dict[str, Any], visible: Visible) -> Packing | None:
+    """The boundaries of packed sequences, if the batch has any. Its own come before those of position ids."""
     if kwargs.get("cu_seq_lens_q") is None:
-        return None
+        return visible.packing
+    if visible.key_padding_mask is not None:
+        raise ValueError("attention_mask must be None beside cu_seq_lens_q, which tells packed sequences")
     starts_q, starts_k, longest_q, longest_k = (kwargs[name] for name in _PACKING)
     return Packing(starts_q.to(torch.int32), starts_k.to(torch.int32), int(longest_q), int(longest_k))
 

@@ -8,6 +8,7 @@ the kernels need into such a tensor, and `decode` reads it:
     (B, 1, n, K) int8        1 where a key is attended; K = 0: every key is
     (B, 1, n, 1 + K) int32   first the position of query 0 (caches of a fixed size), then as int8
     (1, 1, n, N + 1) int64   packed sequences: cu_seqlens over the tokens of all rows
+    (1, 1, n, 1) int16       1 if position ids restart: compiled models of "seqwarm"
     (B, 1, 1, K) bool        as int8, for MPT, which converts every mask to bool
 
 n is 1 without a window. With a window, n is the largest distance + 2: the size of a dimension can be read without
@@ -39,9 +40,9 @@ _KNOWN = {
 _CAUSAL_WINDOW, _BIDIRECTIONAL_WINDOW = "sliding_window_overlay", "sliding_window_bidirectional_overlay"
 _PACKED, _REMAPPED, _AND = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
 #: An argument of bidirectional masks only.
-_ONLY_BIDIRECTIONAL = "allow_is_bidirectional_skip"
+ONLY_BIDIRECTIONAL = "allow_is_bidirectional_skip"
 #: Dtypes of masks that are stored as complements.
-_STORED_AS_COMPLEMENTS = (torch.int8, torch.int32, torch.int64)
+_STORED_AS_COMPLEMENTS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Visible(NamedTuple):
@@ -51,6 +52,7 @@ class Visible(NamedTuple):
     query_start: Tensor | None = None  #: (B,) int32
     packing: Packing | None = None
     window: int | None = None  #: the largest distance
+    restarts: Tensor | None = None  #: () bool: whether position ids restart, if that is not known to the host
 
 
 def encode(
@@ -70,7 +72,7 @@ def encode(
 ) -> Tensor | None:
     """Mask function for `AttentionMaskInterface`, with the arguments of `transformers.masking_utils.sdpa_mask`."""
     if torch.compiler.is_compiling():
-        pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _ONLY_BIDIRECTIONAL not in more)
+        pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, ONLY_BIDIRECTIONAL not in more)
     else:
         pattern = _pattern_of_closures(mask_function)
     if pattern.packed is not None:
@@ -99,6 +101,19 @@ def encode(
     return _with_window(mask, pattern.window)
 
 
+def encode_restarts(
+    mask: Tensor | None, mask_function: Callable[..., Any], batch_size: int, length: int, device: torch.device | str
+) -> Tensor:
+    """The `mask` of queries without padding and without a cache, and whether their position ids restart.
+
+    A sequence ends between neighbors that do not see each other.
+    """
+    rows, tokens = torch.arange(batch_size, device=device)[:, None], torch.arange(1, length, device=device)
+    restarts = ~mask_function(rows, 0, tokens, tokens - 1).all()
+    window = None if mask is None or mask.shape[2] == 1 else mask.shape[2] - 2
+    return _with_window(~restarts.to(torch.int16).view(1, 1, 1, 1), window)
+
+
 def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
     """Read a mask made by `encode`.
 
@@ -119,6 +134,8 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
         return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
     if mask.dtype == torch.bool and window is not None:
         raise _dense(mask)
+    if mask.dtype == torch.int16:
+        return Visible(window=window, restarts=~row[0, 0] != 0)
     if mask.dtype == torch.int8 and shape[3] == 0:
         return Visible(window=window)
     start = None

@@ -88,32 +88,49 @@ def cut_entries(batch: Any, resized: Any) -> Iterator[tuple[Any, Tensor, Tensor]
             yield path, before, after
 
 
-def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], prefix: str = "") -> Any:
-    """A batch of the same types in which `new_entries` replace the entries of the same paths. It is not changed."""
-    if type(batch) is dict and not prefix and batch.keys() >= new_entries.keys():  # the usual batch
-        return {**batch, **new_entries}
-    replaced = {}
-    for name, path, value in _items(batch, prefix):
+def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], removed: Collection[Any] = (), prefix: str = "") -> Any:
+    """A batch of the same types with `new_entries` and without those that are `removed`. It is not changed.
+
+    An entry of a new path is added to the container that holds the rest of its path.
+    """
+    if type(batch) is dict and not prefix and (batch.keys() >= new_entries.keys() or _is_flat(batch)):  # the usual one
+        return {path: value for path, value in {**batch, **new_entries}.items() if path not in removed}
+    items = _items(batch, prefix)
+    paths = [str(path) for path in (*new_entries, *removed)]
+    known = {path for _, path, _ in items}
+    new = {
+        path[len(prefix) :]: new_entries[path]
+        for path in paths
+        if path.rpartition(".")[0] == prefix[:-1] and path not in known and path not in removed
+    }
+    for name, path, value in items:
         if path in new_entries:
-            replaced[name] = new_entries[path]
-        elif is_container(value) and any(str(entry).startswith(f"{path}.") for entry in new_entries):
-            replaced[name] = unflatten_batch(value, new_entries, f"{path}.")
-    return _copy_with(batch, replaced)
+            new[name] = new_entries[path]
+        elif is_container(value) and any(each.startswith(f"{path}.") for each in paths):
+            new[name] = unflatten_batch(value, new_entries, removed, f"{path}.")
+    return _copy_with(batch, new, [name for name, path, _ in items if path in removed])
 
 
-def _copy_with(container: Any, replaced: dict[Any, Any]) -> Any:
+def _copy_with(container: Any, new: dict[Any, Any], old: list[Any]) -> Any:
+    """A copy with the entries in `new`, and without those named in `old`, which are None in a dataclass."""
+    is_mapping = isinstance(container, MutableMapping)
     if type(container) is dict:  # torch.compile traces this, but not copy.copy
-        return {**container, **replaced}
-    if isinstance(container, MutableMapping) and not isinstance(container, (dict, UserDict)):
-        return type(container)({**container, **replaced}, **_tensordict_options(container, replaced))  # type: ignore
+        return {name: value for name, value in {**container, **new}.items() if name not in old}
+    if is_mapping and not isinstance(container, (dict, UserDict)):
+        entries = {name: value for name, value in {**container, **new}.items() if name not in old}
+        return type(container)(entries, **_tensordict_options(container, new))
     new_container = copy.copy(container)  # of dicts and dataclasses, keeps attributes
     if getattr(container, "__dict__", None) is container:  # its entries are its attributes
         new_container.__dict__ = new_container
-    for name, value in replaced.items():
-        if isinstance(container, MutableMapping):
+    for name, value in (dict.fromkeys(old) | new).items():
+        if is_mapping and name in old:
+            del new_container[name]
+        elif is_mapping:
             new_container[name] = value
-        else:
+        elif hasattr(new_container, name):
             object.__setattr__(new_container, name, value)  # a frozen dataclass refuses setattr
+        else:
+            raise TypeError(f"batch must be a mapping to get {name!r}, got {type(container).__name__}")
     return new_container
 
 

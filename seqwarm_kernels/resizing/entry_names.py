@@ -37,6 +37,12 @@ def is_label(name: object) -> bool:
     return own in _LABEL_NAMES or own.endswith(_LABEL_ENDINGS)
 
 
+def is_shifted_label(name: object) -> bool:
+    """Whether a label stands at the token that predicts it, by its name: "labels" do not, "targets" do."""
+    own = own_name(name)
+    return is_label(own) and (own == "y" or own.startswith("shift") or "target" in own)
+
+
 def is_loss_mask(name: object) -> bool:
     return own_name(name) in LOSS_MASKS
 

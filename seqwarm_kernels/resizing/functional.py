@@ -13,10 +13,11 @@ from ..utils.checks import check_int
 from ..utils.modules import CONTEXT_PART
 from .containers import flat_batches, flatten_batch, unflatten_batch
 from .layout import check_names
-from .options import Options
+from .options import KEEPING_SHAPE, Options
 from .packed import resize_packed
 from .packing import packed_bounds
 from .plan import plan_for
+from .segments import keep_shape
 
 
 class ResizeInfo(NamedTuple):
@@ -46,8 +47,12 @@ def resize_batch(
     out: Mapping[str, Tensor] | None = None,
     return_info: bool = False,
     backend: str | None = None,
+    boundaries: str | None = None,
+    documents: int = 1,
+    keep_first_labels: bool = False,
+    lengths: tuple[int, int] | None = None,
 ) -> Any:
-    """Cut every tensor of `batch` to rows of `seq_len` tokens. The input is not changed.
+    """Cut every tensor of `batch` to rows of `seq_len` tokens, or into segments of them. The input is not changed.
 
     Tensors are (B, S) or (B, S, features...) and agree on B and S. Masks and biases may be over pairs of tokens, as
     (B, S, S), (B, 1, S, S) or (1, 1, S, S), and are cut on both sides. Position ids may be (S,), (1, S) or (3, B, S). A
@@ -72,7 +77,9 @@ def resize_batch(
         mode: "truncate" keeps the first `seq_len` tokens of each row, and with a (B, S) "attention_mask" those from the
             first valid one on, so rows may be padded on either side. With several masks, one of another name, or
             entries that rows share, rows must begin with valid tokens. "reshape" cuts each row into rows of `seq_len`,
-            in order. "flatten" cuts the stream of all rows into rows of `seq_len`, and drops its tail.
+            in order. "flatten" cuts the stream of all rows into rows of `seq_len`, and drops its tail. "segments" and
+            "window" keep every tensor (B, S), and add entries that limit what a token attends to: its segment of
+            `seq_len` tokens, or the `seq_len` tokens up to itself (`window` = `seq_len` − 1, for `alibi_attention`).
         remainder: What "reshape" does with the S % seq_len tokens at the end of a row. "drop" drops them. "pad" pads
             them to a full row. "overlap" makes a last new row of the row's last `seq_len` tokens.
         seq_dim: 1 for (batch, sequence, ...), 0 for (sequence, batch, ...).
@@ -89,6 +96,21 @@ def resize_batch(
             large enough. The results are their first elements, so addresses stay the same. Not for packed batches.
         return_info: Also return a `ResizeInfo`.
         backend: None (best available), "reference", "native" or "triton".
+        boundaries: How "segments" tells a model where they begin, besides `position_ids` that count from 0 in each.
+            "position_ids" (default): in no other way, as models of transformers read them without FlashAttention.
+            "cu_seq_lens": as FlashAttention there, by `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and
+            `max_length_k`, over the B · S tokens of all rows. "segment_length": by that entry, for `alibi_attention`;
+            rows must begin with valid tokens. With the first two, `attention_mask` leaves the batch and
+            `use_cache=False` goes in, since models of transformers would ignore the position ids otherwise. Segments
+            count from the first valid token of a row, and from the first of each document in a packed batch; padding
+            is in segments of its own. Labels of padding are ignored (−100, or as in `pad_values`), as is the first
+            label of each segment, unless its name says that labels are shifted already: "shift_labels", "targets", "y".
+        documents: With "cu_seq_lens", the most documents of a row, on average over a batch. It has room for
+            B · (⌈S / shortest⌉ + documents) boundaries, of which those unused repeat the end. Padding on both sides of
+            a row takes the place of one document.
+        keep_first_labels: Keep the first label of each segment, which the last token of the segment before predicts.
+        lengths: The shortest and the longest length of a training, of which alone sizes depend then.
+            `SequenceLengthScheduler.resize` passes it. Default: `seq_len` for both.
 
     Returns:
         A batch of the same types, or (batch, ResizeInfo).
@@ -104,7 +126,10 @@ def resize_batch(
         seq_len = check_int("seq_len", seq_len, minimum=1)
     keys = None if keys is None else tuple(keys)
     mask_keys = None if mask_keys is None else tuple(mask_keys)
-    options = Options(mode, remainder, seq_dim, keep_last_token, keys, mask_keys, backend)
+    options = Options(
+        *(mode, remainder, seq_dim, keep_last_token, keys, mask_keys, backend),
+        *(boundaries, documents, keep_first_labels, lengths),
+    )
     batches = flat_batches(batch, keys)
     if CONTEXT_PART in (batches[0] if len(batches) == 1 else flatten_batch(batch)):
         raise ValueError(f"batch must be whole, got {CONTEXT_PART!r} in it; call shard(scheduler.resize(batch))")
@@ -115,10 +140,15 @@ def resize_batch(
             check_names(argument, names, flatten_batch(batch))
 
     new_entries: dict[Any, Any] = {}
+    removed: list[Any] = []
     infos = []
     for entries in batches:
-        bounds = packed_bounds(entries, seq_dim)
-        if bounds is None:
+        if mode in KEEPING_SHAPE:
+            if out is not None:
+                raise ValueError(f"out must be None with mode={mode!r}, which copies no tokens")
+            resized, left, info = keep_shape(entries, options, pad_values, seq_len)
+            removed += left
+        elif (bounds := packed_bounds(entries, seq_dim)) is None:
             resized, info = plan_for(entries, options, pad_values).run(entries, seq_len, copy, out, return_info)
         elif out is None:
             resized, info = resize_packed(entries, bounds, options, pad_values, seq_len, copy, return_info)
@@ -126,7 +156,7 @@ def resize_batch(
             raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
         new_entries |= resized
         infos.append(info)
-    new_batch = unflatten_batch(batch, new_entries)
+    new_batch = unflatten_batch(batch, new_entries, removed)
     return (new_batch, _info_of(infos)) if return_info else new_batch
 
 

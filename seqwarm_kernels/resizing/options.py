@@ -12,8 +12,11 @@ from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..utils.checks import check_choice, check_int
 from .entry_names import is_loss_mask, own_name
 
-MODES = ("truncate", "reshape", "flatten")
+MODES = ("truncate", "reshape", "flatten", "segments", "window")
+KEEPING_SHAPE = ("segments", "window")
 REMAINDERS = ("drop", "pad", "overlap")
+#: How "segments" tells a model where they begin.
+BOUNDARIES = ("position_ids", "segment_length", "cu_seq_lens")
 
 
 class Options(NamedTuple):
@@ -26,6 +29,10 @@ class Options(NamedTuple):
     keys: Collection[str] | None = None
     mask_keys: Collection[str] | None = None
     backend: str | None = None
+    boundaries: str | None = None
+    documents: int = 1
+    keep_first_labels: bool = False
+    lengths: tuple[int, int] | None = None
 
     def rule(self) -> str:
         """The operator's rule. Raises if an option is wrong for every batch."""
@@ -38,6 +45,15 @@ class Options(NamedTuple):
             raise ValueError(f"remainder={self.remainder!r} needs mode='reshape', got mode={self.mode!r}")
         if self.keep_last_token and self.mode != "truncate":
             raise ValueError(f"keep_last_token needs mode='truncate', got mode={self.mode!r}")
+        if self.mode == "segments":
+            check_choice("boundaries", self.boundaries or BOUNDARIES[0], BOUNDARIES)
+            check_int("documents", self.documents, minimum=1)
+        elif self.boundaries is not None:
+            raise ValueError(f"boundaries={self.boundaries!r} needs mode='segments', got mode={self.mode!r}")
+        if self.mode in KEEPING_SHAPE:
+            if self.seq_dim == 0:
+                raise ValueError(f"seq_dim must be 1 with mode={self.mode!r}, got 0")
+            return self.mode
         if self.mode == "truncate":
             return "truncate_keep_last" if self.keep_last_token else "truncate"
         return "flatten" if self.mode == "flatten" else f"reshape_{self.remainder}"

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
+from ..resizing.told_models import names_not_taken, options_for, without
 from ..utils.checks import check_module
 from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
@@ -54,7 +55,10 @@ class Attachment:
             shorter.
     """
 
-    def __init__(self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any], told: nn.Module | None = None
+    ) -> None:
+        """`told`: the model that gets the batch, if it is not `model`."""
         check_module("model", model)
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info, which the attachment passes itself")
@@ -67,7 +71,8 @@ class Attachment:
         self.seq_length: int | None = None
         self._model = model
         self._scheduler = scheduler
-        self._options = dict(resize_options)
+        self._options = options_for(told or model, resize_options)
+        self._not_taken = names_not_taken(told or model, self._options)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
@@ -132,10 +137,11 @@ class Attachment:
         inputs = dict(zip(names, args, strict=True)) | kwargs
         _refuse_counts(inputs)
         resized = self._resized(inputs, is_repeated)
-        return tuple(resized.pop(name) for name in names), resized
+        return tuple(resized.pop(name, None) for name in names), resized  # "segments" removes the attention mask
 
     def _resized(self, batch: Any, is_repeated: bool) -> Any:
         resized, info = self._scheduler.resize(batch, **self._options, return_info=True)
+        resized = without(resized, self._not_taken, batch)
         positions = info.position_ids
         longest = max(each.shape[1] for each in (positions if isinstance(positions, tuple) else (positions,)))
         self.seq_length = min(self._scheduler.seq_length, longest)

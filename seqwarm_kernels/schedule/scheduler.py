@@ -161,6 +161,8 @@ class SequenceLengthScheduler:
         Raises:
             RuntimeError: In a worker process of a DataLoader, see `seq_length`.
         """
+        if resize_options.get("mode") == "segments":
+            resize_options.setdefault("lengths", (self.min_seq_length, self.max_seq_length))
         resized = resize_batch(batch, self.seq_length, **resize_options)
         if self.listeners and not torch.compiler.is_compiling():  # a graph would be traced again for each count
             new_batch = resized[0] if resize_options.get("return_info") else resized

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..resizing.containers import cut_entries
+from ..resizing.containers import cut_entries, flatten_batch
 from ..resizing.entry_names import is_label, is_loss_mask
 from ..utils.caller_warnings import warn_caller
 from ..utils.cuda import is_capturing
@@ -84,7 +84,9 @@ class ScheduleWatch:
     def _count(self, batch: Any, resized: Any) -> None:
         self.batches += 1
         cut = list(cut_entries(batch, resized))
-        self.cut += bool(cut)
+        self.cut += (
+            bool(cut) or not flatten_batch(resized).keys() <= flatten_batch(batch).keys()
+        )  # "segments" adds some
         had, kept = [], []
         for name, before, after in cut:
             counts = _comparison(name, after.dtype)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from ..models.alibi_layer import AlibiHeads
+from ..resizing.options import KEEPING_SHAPE
 from ..schedule.attachment import Attachment, Resizer, Seen
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import is_dtensor
 from ..utils.ranks import has_process_group
-from .shifted_labels import shifts_labels
+from ..utils.shifted_labels import shifts_labels
 
 
 class ScheduleState:
@@ -58,7 +59,7 @@ class ScheduleState:
         _check_parallelism(model, sharded, ranks_of_batch)
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         resizer: Resizer = self.scheduler if sharded is None else self._part_resizer(model)
-        self.attachment = Attachment(entrance, resizer, self._options)
+        self.attachment = Attachment(entrance, resizer, self._options, told=model)
         self._device, self._has_warned = device, False
         self._seen = Seen(0, 0)  # counted since the last call of `_step`
         self._is_counted = True  # whether all batches are
@@ -68,6 +69,8 @@ class ScheduleState:
 
         if self._options.get("seq_dim", 1) != 1:
             raise ValueError(f"seq_dim must be 1 under ContextParallel, got {self._options['seq_dim']}")
+        if self._options.get("mode") in KEEPING_SHAPE:
+            raise ValueError(f"mode={self._options['mode']!r} does not support ContextParallel")
         shard = ContextBatches(model, shift_labels=shifts_labels(model), keys=self._options.get("keys"))
         return _PartResizer(self.scheduler, shard)
 

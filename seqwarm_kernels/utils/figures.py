@@ -69,6 +69,11 @@ LOOKS = {
     "clipped gradients": Look(_PINK, "P", ":"),
     "this package": Look(_ORANGE, "o", width=2.4),
     "eager, slicing": Look(_GRAY, "X", "-."),
+    # steps of a ramp
+    "segments": Look(_ORANGE, "o", width=2.4),
+    "flatten": Look(_BLUE, "^", "--"),
+    "flatten, dynamic=False": Look(_GRAY, "X", "-."),
+    "flatten, after warmup_allocator": Look(_GREEN, "v"),
     # allocator
     "with warmup_allocator": Look(_ORANGE, "s", width=2.0),
     "without warmup_allocator": Look(_BLUE, "o", "--"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +53,21 @@ def is_compiled(model: nn.Module) -> bool:
 def has_context_parallel(model: nn.Module) -> bool:
     """Whether layers of the model have `parallel.ContextParallel`, whose module is not imported for this."""
     return any(hasattr(getattr(module, "context", None), "shards_tokens") for module in model.modules())
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode without gradients. Train/eval flags and random streams are restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+            torch.manual_seed(0)
+            model.eval()
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.device) -> dict[str, Tensor]:

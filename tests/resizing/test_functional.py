@@ -138,7 +138,7 @@ IDS = torch.arange(20).view(2, 10)
 BAD_CALLS = [
     ({}, {"seq_len": 0}, ValueError, "seq_len must be at least 1, got 0"),
     ({}, {"seq_len": 4.0}, TypeError, "seq_len must be an int"),
-    ({}, {"mode": "cut"}, ValueError, "mode must be one of truncate, reshape, flatten, got 'cut'"),
+    ({}, {"mode": "cut"}, ValueError, "mode must be one of truncate, reshape, flatten, segments, window, got 'cut'"),
     ({}, {"mode": "reshape", "remainder": "keep"}, ValueError, "remainder"),
     ({}, {"remainder": "pad"}, ValueError, "remainder='pad' needs mode='reshape', got mode='truncate'"),
     ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 0 or 1, got 2"),

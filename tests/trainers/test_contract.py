@@ -50,7 +50,7 @@ def assert_logged(training, expected, first=0):
     assert training.progress() in (None, expected.progress)
 
 
-@each_case(CASES, fast=CASES.keys() - {"flatten-accumulated", "packed-flatten"})
+@each_case(CASES, fast=CASES.keys() - {"flatten-accumulated", "packed-flatten", "segments-packed"})
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     assert len({*expected.lengths}) > 2

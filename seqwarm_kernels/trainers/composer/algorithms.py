@@ -17,9 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from ...allocator.warmup import warmup_allocator
 from ...resizing.functional import resize_batch
+from ...resizing.options import KEEPING_SHAPE
+from ...resizing.told_models import names_not_taken, options_for, without
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.watch import ScheduleListener, ScheduleWatch
-from ...utils.checks import check_int, check_real
+from ...utils.checks import check_choice, check_int, check_real
 from ...utils.modules import unwrapped
 from ..schedule_state import context_mesh_of
 from .context_shards import ContextShards
@@ -55,11 +57,15 @@ class SeqLengthWarmup(Algorithm):
         max_seq_length: tokens in a row at the end.
         step_size: lengths grow in multiples of this number.
         truncate, preserve_end_of_sequence: as for `set_batch_sequence_length`.
+        mode: "segments" or "window" of `resize_batch` instead, which keep the shape of batches.
+        boundaries: as for `resize_batch`. Default: the model of transformers in the trainer's model reads position ids,
+            which is tested when training begins.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, a model with ContextParallel has training metrics
-            or device_train_microbatch_size="auto"; at the first batch, max_duration does not say how far it has come.
+        ValueError: an argument is out of range; when training begins, the model cannot be told segments or a window, or
+            a model with ContextParallel has training metrics or device_train_microbatch_size="auto"; at the first
+            batch, max_duration does not say how far it has come.
     """
 
     def __init__(
@@ -70,7 +76,13 @@ class SeqLengthWarmup(Algorithm):
         step_size: int = 8,
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
+        mode: str | None = None,
+        boundaries: str | None = None,
     ) -> None:
+        if mode is not None:
+            check_choice("mode", mode, KEEPING_SHAPE)
+            if boundaries == "cu_seq_lens":  # over all rows
+                raise ValueError("boundaries must be 'position_ids' or 'segment_length', got 'cu_seq_lens'")
         duration = check_real("duration", duration)
         if not 0 <= duration <= 1:
             raise ValueError(f"duration must be a share of the training, from 0 to 1, got {duration}")
@@ -81,6 +93,9 @@ class SeqLengthWarmup(Algorithm):
         self.step_size = scheduler.step_size
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
+        self._told = {"mode": mode, "boundaries": boundaries}
+        self._options: dict[str, Any] = {}  # of `resize_batch`, without `truncate`
+        self.num_valid_tokens: Tensor | None = None  # of a batch whose mask has left it
         self._memory_is_claimed = False
         self.seq_length = min_seq_length
         self.listeners: list[ScheduleListener] = [ScheduleWatch()]
@@ -97,6 +112,10 @@ class SeqLengthWarmup(Algorithm):
             self._move_before_alibi(state)
         elif event == Event.FIT_START:
             self._shards = None if context_mesh_of(state.model) is None else ContextShards(state)
+            if self._told["mode"] is not None:
+                if self._shards is not None:
+                    raise ValueError(f"mode={self._told['mode']!r} does not support ContextParallel")
+                self._options = options_for(state.model, self._told, by_rows=True)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
         elif self._shards is not None:
@@ -109,11 +128,18 @@ class SeqLengthWarmup(Algorithm):
         if not self._memory_is_claimed:
             self._memory_is_claimed = True
             if state.device.name == "gpu" and not state.fsdp_enabled:
-                longest = set_batch_sequence_length(state.batch, self.max_seq_length, self.truncate)
-                claim_memory(state, longest, None if self._shards is None else self._shards.shard)
+                longest = state.batch
+                if not self._options:
+                    longest = set_batch_sequence_length(longest, self.max_seq_length, self.truncate)
+                claim_memory(state, longest, None if self._shards is None else self._shards.shard, self._options)
         length = self._current_length(state)
         whole = state.batch
-        state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)
+        if self._options:
+            resized, info = resize_batch(whole, length, return_info=True, **self._options)
+            self.num_valid_tokens = info.num_valid_tokens
+            state.batch = without(resized, names_not_taken(state.model, self._options), whole)
+        else:
+            state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)
         self.seq_length = length
         for listener in [*self.listeners]:
             listener.on_resize(self, whole, state.batch)
@@ -155,7 +181,12 @@ def _progress(state: State) -> tuple[int, int]:
     return now.epoch.value * batches + min(now.batch_in_epoch.value, batches), limit.value * batches
 
 
-def claim_memory(state: State, batch: Any, shard_batch: Callable[[Any], Any] | None = None) -> None:
+def claim_memory(
+    state: State,
+    batch: Any,
+    shard_batch: Callable[[Any], Any] | None = None,
+    resize_options: Mapping[str, Any] | None = None,
+) -> None:
     """Runs the model once with a microbatch of `batch`, or this rank's part of it, and restores everything.
 
     With automatic microbatching, the microbatch size is halved until the microbatch fits.
@@ -180,6 +211,7 @@ def claim_memory(state: State, batch: Any, shard_batch: Callable[[Any], Any] | N
             loss_fn=loss_of,
             autocast_dtype=_AUTOCAST_DTYPES.get(state.precision),
             shard_batch=shard_batch,
+            resize_options=resize_options,
         )
         if report.out_of_memory is None:
             return

@@ -13,6 +13,7 @@ from ...resizing.functional import resize_batch
 from ...schedule.token_lr import follow_source
 from ...utils.checks import check_int
 from ..schedule_state import context_mesh_of
+from .algorithms import SeqLengthWarmup
 from .functional import rows_and_length
 
 
@@ -65,6 +66,11 @@ class TokenCounter(Callback):
             follow_source(scheduler)
 
     def batch_start(self, state: State, logger: Logger) -> None:
+        warmups = [algorithm for algorithm in state.algorithms if isinstance(algorithm, SeqLengthWarmup)]
+        counted = [warmup.num_valid_tokens for warmup in warmups if warmup.num_valid_tokens is not None]
+        if counted:
+            self._batch_tokens = counted[0]
+            return
         _, length = rows_and_length(state.batch)
         _, info = resize_batch(state.batch, max(length, 1), copy=False, return_info=True)
         self._batch_tokens = info.num_valid_tokens

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer
 
+from ...utils.shifted_labels import shifts_labels
 from ..schedule_state import context_mesh_of
-from ..shifted_labels import shifts_labels
 from .derived import give_methods
 
 

@@ -15,7 +15,8 @@ from .adapter import Adapter
 from .cases import BATCH_SIZE, EPOCHS, ITEMS, LENGTH, LONGEST, SHORTEST, STEP_SIZE
 from .oracle import Rule
 
-OPTIONS = {"mode", "keep_last_token"}
+OPTIONS = {"mode", "keep_last_token", "boundaries"}
+MODES = ("truncate", "flatten", "segments")
 
 
 class Wrapped(ComposerModel):
@@ -37,7 +38,7 @@ class Composer(Adapter):
     @classmethod
     def supports(cls, case):
         """It truncates or cuts the batch as one stream, and packed rows cannot be split into microbatches."""
-        has_mode = case.options.keys() <= OPTIONS and case.options.get("mode", "truncate") in ("truncate", "flatten")
+        has_mode = case.options.keys() <= OPTIONS and case.options.get("mode", "truncate") in MODES
         is_one_batch = case.data != "packed" or case.accumulate == 1
         has_share = case.max_steps is None and (case.data != "packed" or case.unit == "step")
         return has_mode and is_one_batch and has_share and case.log_every == 1
@@ -50,6 +51,7 @@ class Composer(Adapter):
             *(case.duration / total, SHORTEST, LONGEST, STEP_SIZE),
             truncate="mode" not in case.options,
             preserve_end_of_sequence="keep_last_token" in case.options,
+            **(case.options if case.options.get("mode") == "segments" else {}),
         )
         self.counter = TokenCounter(case.total_tokens)
         self.wrapped, self.logs, self.first = Wrapped(model), InMemoryLogger(), 0

@@ -42,8 +42,14 @@ class Rule:
     counts_whole_rows: bool = False
 
 
-def cut(rows, length, *, packed=False, mode="truncate", remainder="drop", keep_last_token=False):
-    """The rows of a batch at a length, or the pieces of packed sequences. An entry is (token, label), or PADDING."""
+def cut(rows, length, *, packed=False, mode="truncate", remainder="drop", keep_last_token=False, boundaries=None):
+    """The rows of a batch at a length, or the pieces of packed sequences. An entry is (token, label), or PADDING.
+
+    Of segments, each row is a list of its pieces.
+    """
+    if mode == "segments":
+        valid = [[entry for entry in row if entry is not PADDING] for row in rows]
+        return [[row[start : start + length] for start in range(0, len(row), length)] for row in valid]
     if mode == "flatten" and not packed:
         stream = [entry for row in rows for entry in row]
         return [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)]
@@ -70,6 +76,10 @@ def cut(rows, length, *, packed=False, mode="truncate", remainder="drop", keep_l
     return made
 
 
+def pieces_of(rows):
+    return [piece for row in rows for piece in (row if isinstance(row[0], list) else [row])]
+
+
 def logits_of(model, row):
     """(length, words) of one row: each token sees those before it and itself, and no padding."""
     tokens = torch.tensor([0 if entry is PADDING else entry[0] for entry in row])
@@ -81,8 +91,8 @@ def logits_of(model, row):
 
 def summed_loss(model, rows, packed=False):
     """The sum of −log p over all labels of a batch, and their number. Pieces of packed sequences follow each other."""
-    parts = [(row, logits_of(model, row)) for row in rows]
-    if packed:
+    parts = [(piece, logits_of(model, piece)) for piece in pieces_of(rows)]
+    if packed and not isinstance(rows[0][0], list):
         parts = [(as_one(rows), torch.cat([logits for _, logits in parts]))]
     total, count = torch.zeros((), dtype=torch.float64), 0
     for row, logits in parts:
@@ -146,11 +156,11 @@ def train(case, rule, model=None, *, world_size=1):
         share = min(1.0, case.clip / (norm + 1e-6)) if case.clip else 1.0  # as torch clips
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.data -= rate * share * gradient
-        new = sum(entry is not PADDING for rows in resized for row in rows for entry in row)
+        new = sum(entry is not PADDING for rows in resized for row in pieces_of(rows) for entry in row)
         tokens += new
         made.progress += counted(case, rule, batches, resized, new)
         made.scheduled.append(length)
-        made.lengths.append(max(len(row) for rows in resized for row in rows))
+        made.lengths.append(max(len(row) for rows in resized for row in pieces_of(rows)))
         made.losses.append(loss.item())
         made.rates.append(rate)
         made.norms.append(norm)

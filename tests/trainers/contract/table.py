@@ -17,6 +17,7 @@ TRAINERS = {
 }
 
 FLATTEN = {"mode": "flatten"}
+SEGMENTS = {"mode": "segments", "boundaries": "position_ids"}
 
 
 def reshape(remainder):
@@ -36,6 +37,9 @@ CASES = {
     "packed-truncate": Case(data="packed", rates="TokenLR"),
     "packed-reshape": Case(reshape("pad"), "token", 220, "packed"),
     "packed-flatten": Case(FLATTEN, data="packed"),
+    "segments": Case(SEGMENTS, "token", 400, accumulate=2, rates="TokenLR"),
+    "segments-padded": Case(SEGMENTS, data="padded"),
+    "segments-packed": Case(SEGMENTS, data="packed"),
 }
 
 

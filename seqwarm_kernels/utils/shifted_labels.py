@@ -6,7 +6,7 @@ import sys
 
 from torch import nn
 
-from ..utils.modules import unwrapped
+from .modules import unwrapped
 
 
 def shifts_labels(model: nn.Module) -> bool:

@@ -1,0 +1,271 @@
+"""Models that are told segments and windows: the losses of "flatten", nothing seen across a boundary, one graph."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.nn.functional import cross_entropy
+
+import seqwarm_kernels.models.seqwarm  # noqa: F401
+from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, apply_alibi
+
+from .zoo import transformers
+
+WORDS, LENGTH, IGNORED = 29, 24, -100
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": LENGTH, "vocab_size": WORDS}
+
+
+def llama(attention="sdpa"):
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_key_value_heads=2, attn_implementation=attention, **SIZES
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2():
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, vocab_size=WORDS)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = transformers.GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # else its loss warns, which a graph cannot hold
+    return model
+
+
+def converted(make):
+    model = make()
+    apply_alibi(model, LENGTH)
+    return model
+
+
+MODELS = {
+    "gpt2-alibi": lambda: converted(gpt2),
+    "llama-sdpa": llama,
+    "llama-eager": lambda: llama("eager"),
+    "llama-alibi": lambda: converted(llama),
+    "llama-seqwarm": lambda: llama("seqwarm"),
+}
+
+
+def made(name):
+    torch.manual_seed(0)
+    return MODELS[name]().double().train()
+
+
+def random_ids(rows=2, seed=0):
+    return torch.randint(WORDS, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def schedule(shortest, longest=LENGTH, duration=8):
+    return SequenceLengthScheduler(shortest, longest, duration=duration, step_size=1)
+
+
+def losses(name, lengths, mode):
+    """Of a plain loop at these lengths."""
+    model = made(name)
+    scheduler = SequenceLengthScheduler(min(lengths), LENGTH, duration=len(lengths), step_size=1)
+    scheduler.seq_length_at = lambda progress: lengths[min(progress, len(lengths) - 1)]
+    scheduler.progress = 0
+    attachment = scheduler.attach(model, mode=mode)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(len(lengths)):
+        ids = random_ids(4, seed=step)
+        loss = model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        found.append(loss.item())
+    return found, attachment.take_seen().tokens
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_are_those_of_flatten(name):
+    lengths = [2, 3, 4, 6, 8, 12, 24]
+    found, tokens = losses(name, lengths, "segments")
+    expected, expected_tokens = losses(name, lengths, "flatten")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert tokens == expected_tokens == len(lengths) * 4 * LENGTH
+
+
+def by_hand(model, pieces):
+    """The mean loss of pieces (ids, labels) of rows, each of which the model gets alone."""
+    total, count = 0.0, 0
+    for ids, labels in pieces:
+        logits = model(input_ids=ids[None], use_cache=False).logits[0]
+        total += cross_entropy(logits[:-1], labels[1:], reduction="sum", ignore_index=IGNORED).item()
+        count += (labels[1:] != IGNORED).sum().item()
+    return total / count
+
+
+LEFT, RIGHT, DOCUMENTS = 5, 3, (7, 10, 7)
+
+
+@pytest.mark.parametrize("kind", ["left", "right", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_and_packed_rows_are_those_of_a_loop_cut_by_hand(name, kind):
+    model, ids = made(name), random_ids()
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    if kind == "packed":
+        batch["position_ids"] = torch.cat([torch.arange(size) for size in DOCUMENTS]).expand(2, -1)
+        runs = [run for row in ids for run in row.split(DOCUMENTS)]
+    else:
+        kept = slice(LEFT, None) if kind == "left" else slice(None, -RIGHT)
+        batch["attention_mask"] = torch.zeros_like(ids)
+        batch["attention_mask"][0, kept] = 1
+        batch["attention_mask"][1] = 1
+        runs = [ids[0, kept], ids[1]]
+    expected = by_hand(model, [(piece, piece) for run in runs for piece in run.split(4)])
+    attachment = schedule(4).attach(model, mode="segments", documents=len(DOCUMENTS))
+    assert model(**batch).loss.item() == pytest.approx(expected, rel=1e-6)
+    assert attachment.take_seen() == (sum(map(len, runs)), 2)
+    assert attachment.seq_length == 4
+
+
+def left_padded(ids):
+    mask = torch.ones_like(ids)
+    mask[:, :LEFT] = 0
+    return mask
+
+
+#: Each is a way in which a model of transformers would read position ids of segments no more.
+LEAKS = {
+    "no mask": lambda ids: {},
+    "a mask of ones": lambda ids: {"attention_mask": torch.ones_like(ids)},
+    "padding": lambda ids: {"attention_mask": left_padded(ids)},
+    "a cache": lambda ids: {"use_cache": True},
+    "positions": lambda ids: {"position_ids": torch.arange(LENGTH).expand(2, -1)},
+    "labels": lambda ids: {"labels": ids},
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_token_changes_the_logits_of_its_own_segment_only(name, leak):
+    model, length = made(name), 6
+    schedule(length).attach(model, mode="segments")
+    ids, position = random_ids(), LEFT + length + 1 if leak == "padding" else length + 1
+    other = ids.clone()
+    other[0, position] = (ids[0, position] + 1) % WORDS
+    first, second = (model(input_ids=each, **LEAKS[leak](ids)).logits for each in (ids, other))
+    changed = (first != second).any(2).nonzero().tolist()
+    assert changed == [[0, index] for index in range(position, position + length - 1)]
+
+
+@pytest.mark.parametrize("name", ["gpt2-alibi", "llama-alibi", "llama-seqwarm"])
+def test_a_window_limits_what_a_token_sees(name):
+    model, length = made(name), 3
+    schedule(length).attach(model, mode="window")
+    ids = random_ids()
+    other = ids.clone()
+    other[0, 0] = (ids[0, 0] + 1) % WORDS
+    first, second = (model(input_ids=each).logits for each in (ids, other))
+    changed = (first != second).any(2).nonzero().tolist()
+    assert changed == [[0, index] for index in range(2 * (length - 1) + 1)]  # of two layers
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "graphs"),
+    [
+        ("gpt2-alibi", "segments", 1),
+        ("gpt2-alibi", "window", 2),
+        ("llama-sdpa", "segments", 1),
+        ("llama-seqwarm", "segments", 1),
+        ("llama-seqwarm", "window", 2),
+    ],
+)
+def test_a_ramp_compiles_at_most_twice(name, mode, graphs):
+    torch._dynamo.reset()
+    model, counter = made(name).float(), CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    scheduler = schedule(4, 20, duration=8)
+    attachment = scheduler.attach(compiled, mode=mode)
+    lengths = []
+    for _ in range(9):
+        ids = random_ids()
+        compiled(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss.backward()
+        lengths.append(attachment.seq_length)
+        scheduler.step()
+    assert lengths == [*range(4, 21, 2)]
+    assert counter.frame_count == graphs
+
+
+class Own(nn.Module):
+    """Keeps what its forward gets."""
+
+    def __init__(self, takes):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8)
+        self.forward = {
+            "segment_length": lambda ids, segment_length=None: self.attend(ids, segment_length=segment_length),
+            "window": lambda ids, window=None: self.attend(ids, window=window),
+            "cu_seq_lens_q": lambda ids, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None, max_length_k=None: (
+                cu_seq_lens_q
+            ),
+            "nothing": lambda ids: ids,
+        }[takes]
+
+    def attend(self, ids, **limits):
+        x = self.embedding(ids)[:, None]
+        return alibi_attention(x, x, x, **limits)
+
+
+def test_models_of_ones_own_name_what_they_take():
+    ids = random_ids()
+    model = Own("segment_length")
+    expected = model(ids, 4)
+    schedule(4).attach(model, mode="segments")
+    assert torch.equal(model(ids), expected)
+    model = Own("window")
+    expected = model(ids, 3)
+    schedule(4).attach(model, mode="window")
+    assert torch.equal(model(ids), expected)
+    model = Own("cu_seq_lens_q")
+    schedule(4).attach(model, mode="segments")
+    assert model(ids).tolist() == [*range(0, 2 * LENGTH + 1, 4), *[2 * LENGTH] * 2]
+
+
+def bloom():
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=1, n_head=4)
+    )
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(hidden_size=32, intermediate_size=48, **SIZES))
+
+
+@pytest.mark.parametrize(
+    ("make", "mode", "message"),
+    [
+        (lambda: Own("nothing"), "segments", "needs a forward with segment_length or cu_seq_lens_q"),
+        (lambda: Own("nothing"), "window", "needs a forward with window"),
+        (llama, "window", "LlamaForCausalLM cannot be told a window"),
+        (bloom, "segments", "BloomForCausalLM cannot be told segments by position_ids"),
+        (bert, "segments", "BertForMaskedLM cannot be told segments by position_ids"),
+    ],
+)
+def test_models_that_cannot_be_told_are_refused(make, mode, message):
+    model = make().train()
+    with pytest.raises(ValueError, match=message):
+        schedule(4).attach(model, mode=mode)
+    assert model.training
+    schedule(4).attach(model)  # nothing is left of the first
+
+
+def test_a_model_of_experts_is_not_refused():
+    """Its experts round the same token differently, as other tokens come and go."""
+    config = transformers.MixtralConfig(hidden_size=32, intermediate_size=48, num_key_value_heads=2, **SIZES)
+    torch.manual_seed(0)
+    schedule(4).attach(transformers.MixtralForCausalLM(config), mode="segments")
+
+
+def test_labels_of_a_model_that_does_not_shift_them_are_kept():
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_labels=3, **SIZES)
+    config.classifier_dropout = 0.0
+    model = transformers.LlamaForTokenClassification(config).double()
+    ids = random_ids()
+    labels = ids % 3
+    pieces = [[each.contiguous() for each in pair] for pair in zip(ids.split(4, 1), labels.split(4, 1), strict=True)]
+    parts = [model(input_ids=each, labels=own).loss.item() for each, own in pieces]
+    schedule(4).attach(model.train(), mode="segments")
+    expected = sum(parts) / len(parts)
+    assert model(input_ids=ids, labels=labels).loss.item() == pytest.approx(expected, rel=1e-6)
