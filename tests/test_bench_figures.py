@@ -17,6 +17,7 @@ from bench.parallel import report as many_devices
 from bench.resize_batch import implementations as resizing
 from bench.resize_batch import report as resize_report
 from bench.training import figures as training
+from bench.training import ramp
 from bench.training.plan import CAUSAL, EXTRAPOLATION, MASKED, SPEED, STABILITY, TIME
 from bench.training.results import Result
 from bench.training.scales import TOY
@@ -34,6 +35,26 @@ def styled():
 
 def lines_of(name):
     return read(RESULTS / f"{name}.jsonl")[1]
+
+
+# ---- steps of a ramp
+
+
+def test_steps_of_a_ramp():
+    lines = [
+        {
+            "variant": variant,
+            "step": step,
+            "seq_length": 16 * (step // 6 + 1),
+            "seconds": 0.1 + (step % 6 == 0) * height,
+        }
+        for height, variant in enumerate(ramp.VARIANTS)
+        for step in range(48)
+    ]
+    figure = ramp.ramp_figure(lines)
+    check_readable(figure)
+    check_looks(figure, set(ramp.VARIANTS))
+    assert "\n| flatten | 100 | 100 |" in ramp.ramp_table(lines)
 
 
 # ---- attention
