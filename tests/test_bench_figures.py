@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from bench import shown
+from bench import ramp, shown
 from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
 from bench.batching import report as batching
@@ -34,6 +34,26 @@ def styled():
 
 def lines_of(name):
     return read(RESULTS / f"{name}.jsonl")[1]
+
+
+# ---- steps of a ramp
+
+
+def test_steps_of_a_ramp():
+    lines = [
+        {
+            "variant": variant,
+            "step": step,
+            "seq_length": 16 * (step // 6 + 1),
+            "seconds": 0.1 + (step % 6 == 0) * height,
+        }
+        for height, variant in enumerate(ramp.VARIANTS)
+        for step in range(48)
+    ]
+    figure = ramp.ramp_figure(lines)
+    check_readable(figure)
+    check_looks(figure, set(ramp.VARIANTS))
+    assert "\n| flatten | 100 | 100 |" in ramp.ramp_table(lines)
 
 
 # ---- attention

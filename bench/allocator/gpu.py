@@ -36,14 +36,22 @@ from ..gpu.records import DeviceRecord, DeviceRecords, Recorder, explain
 AFTER = "after warmup_allocator"
 COMPILED = "torch.compile, after warmup_allocator"
 CAPTURED = "a captured graph for each length, after warmup_allocator"
+SEGMENTS = "segments, one captured graph"
 WITHOUT = "without warmup_allocator"
 FULL_LENGTH = "full length throughout"
-VARIANTS = {"after": AFTER, "compiled": COMPILED, "captured": CAPTURED, "without": WITHOUT, "full": FULL_LENGTH}
+VARIANTS = {
+    "after": AFTER,
+    "compiled": COMPILED,
+    "captured": CAPTURED,
+    "segments": SEGMENTS,
+    "without": WITHOUT,
+    "full": FULL_LENGTH,
+}
 GPT2, LLAMA = "GPT-2 small", "Llama of 290M"
 MODELS = {"gpt2": GPT2, "llama": LLAMA}
 #: The first say most, if the time does not suffice for all.
 RAMPS = (
-    *(("gpt2", variant) for variant in ("after", "full", "captured", "compiled", "without")),
+    *(("gpt2", variant) for variant in ("after", "full", "segments", "captured", "compiled", "without")),
     *(("llama", variant) for variant in ("after", "full", "compiled")),
 )
 STEPS_AT_FULL_LENGTH = 16
@@ -98,8 +106,8 @@ def build(name: str, longest: int, tiny: bool) -> nn.Module:
 
 
 def loss_of(logits: Tensor, batch: Any) -> Tensor:
-    tokens = batch["input_ids"]
-    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+    labels = batch["labels"] if "labels" in batch else batch["input_ids"]
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
 
 
 class Ramp:
@@ -112,7 +120,7 @@ class Ramp:
         self.model = build(model, self.longest, tiny).to(self.device)
         if variant == "compiled":
             self.model.compile(backend="aot_eager" if tiny else "inductor")
-        capturable = variant == "captured" and self.device.type == "cuda"
+        capturable = variant in ("captured", "segments") and self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, capturable=capturable)
         self.ramp_steps = 2 * self.longest // step_size
         duration = 0 if variant == "full" else self.ramp_steps
@@ -122,7 +130,8 @@ class Ramp:
 
     def train(self, batch: Any) -> None:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            logits = self.model(batch["input_ids"])  # kept in a variable, as warmup_allocator rehearses it
+            boundaries = [batch["cu_seq_lens_q"]] if self.variant == "segments" else []
+            logits = self.model(batch["input_ids"], *boundaries)  # kept in a variable, as warmup_allocator rehearses it
             loss = loss_of(logits, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -138,12 +147,14 @@ class Ramp:
 
     def step_of(self) -> Callable[[], None]:
         """One step at the current length."""
+        if self.variant == "segments":
+            return self._segments_step()
         if self.variant != "captured":
             return lambda: self.train(self.scheduler.resize(self.source))
         buffers = BatchBuffers(self.source, self.longest)
         # The longest first: captured from the shortest on, the graphs of GPT-2 small did not fit on an H200.
         lengths = sorted({milestone.seq_length for milestone in self.scheduler.milestones()}, reverse=True)
-        steps = {length: self._captured(length, buffers) for length in lengths}
+        steps = {length: self._captured(resize_batch(self.source, length, out=buffers)) for length in lengths}
 
         def step() -> None:
             resize_batch(self.source, self.scheduler.seq_length, out=buffers)
@@ -151,9 +162,26 @@ class Ramp:
 
         return step
 
-    def _captured(self, length: int, buffers: BatchBuffers) -> Callable[[], None]:
-        """The step of one length in a graph. All graphs share memory, since they never run together."""
-        batch = resize_batch(self.source, length, out=buffers)
+    def _segments(self) -> dict[str, Tensor]:
+        """All rows as one, with segments of the current length: the same shapes at each length."""
+        source = {**self.source, "labels": self.source["input_ids"]}
+        batch = self.scheduler.resize(source, mode="segments", boundaries="cu_seq_lens")
+        tokens = {name: batch[name].view(1, -1) for name in source}
+        return {**tokens, "cu_seq_lens_q": batch["cu_seq_lens_q"]}
+
+    def _segments_step(self) -> Callable[[], None]:
+        batch = {name: tensor.clone() for name, tensor in self._segments().items()}
+        captured = self._captured(batch)
+
+        def step() -> None:
+            for name, tensor in self._segments().items():
+                batch[name].copy_(tensor)
+            captured()
+
+        return step
+
+    def _captured(self, batch: Any) -> Callable[[], None]:
+        """A step on these tensors in a graph. All graphs share memory, since they never run together."""
         if self.device.type != "cuda":
             return lambda: self.train(batch)
         stream = torch.cuda.Stream()
@@ -176,7 +204,7 @@ def figures_of(model: str, variant: str, tiny: bool) -> dict[str, float]:
     figures = ramp.warm_up() if variant in ("after", "compiled", "captured") else {}
     start = time.perf_counter()
     step = ramp.step_of()
-    if variant == "captured":
+    if variant in ("captured", "segments"):
         figures["capture_seconds"] = time.perf_counter() - start
     before, seconds = device_allocations(), []
     with compilations() as compiled:
@@ -211,7 +239,7 @@ def device_goals(records: DeviceRecords) -> Iterator[Goal]:
     for model in MODELS.values():
         ramps = {r.implementation: r.figures for r in records.of_stages("allocator").all if r.case == model}
         without = ramps.get(WITHOUT, {})
-        for name in (AFTER, COMPILED, CAPTURED) if model == GPT2 else (AFTER, COMPILED):
+        for name in (AFTER, COMPILED, CAPTURED, SEGMENTS) if model == GPT2 else (AFTER, COMPILED):
             found = ramps.get(name, {})
             for what in ("device_allocations", "compilations", "stalls"):
                 beside = f"{without[what]:.0f} without" if what in without and name == AFTER else ""
