@@ -35,12 +35,12 @@ SMALL = {"n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 4096}
 class Training:
     """Steps of one variant, compiled anew."""
 
-    def __init__(self, variant: str, sizes: dict[str, int], backend: str) -> None:
+    def __init__(self, variant: str, sizes: dict[str, Any], backend: str) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel
 
         torch._dynamo.reset()
         torch.manual_seed(0)
-        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         self.model = GPT2LMHeadModel(GPT2Config(n_positions=LONGEST, use_cache=False, **sizes, **dropout))
         self.model.loss_type = "ForCausalLM"
         apply_alibi(self.model, LONGEST)

@@ -28,7 +28,7 @@ def measure(length: int, dtype: torch.dtype, threads: int, seconds: float, token
     attends: dict[str, Callable[..., Tensor]] = {
         ROWS: alibi_attention,
         SEGMENT_LENGTH: functools.partial(alibi_attention, segment_length=length),
-        BOUNDARIES: lambda *inputs: alibi_attention_varlen(*inputs, ends, ends, tokens, tokens),
+        BOUNDARIES: functools.partial(_by_boundaries, ends=ends, tokens=tokens),
     }
     torch.manual_seed(0)
     memory = [torch.randn(tokens, HEADS, HEAD_DIM).to(dtype) for _ in range(4)]  # as projections return it
@@ -43,6 +43,10 @@ def measure(length: int, dtype: torch.dtype, threads: int, seconds: float, token
             facts = {"length": length, "dtype": str(dtype), "work": work}
             case = f"{work}, segments of {length}, {dtype}"
             yield CpuRecord("segments", case, name, threads, timing.median, timing.iqr, None, facts)
+
+
+def _by_boundaries(query: Tensor, key: Tensor, value: Tensor, *, ends: Tensor, tokens: int) -> Tensor:
+    return alibi_attention_varlen(query, key, value, ends, ends, tokens, tokens)
 
 
 def run(seconds: float) -> Iterator[CpuRecord]:

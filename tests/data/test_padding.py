@@ -209,7 +209,6 @@ def test_a_figure(text, tmp_path, capsys):
         (["--text", "blank.txt"], "no text found in blank.txt"),
         (["--text", "good.txt", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
         (["--text", "good.txt", "--window", "-1"], "--window must be at least 1, got -1"),
-        (["--text", "good.txt", "--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--text", "good.txt", "--figure", "no/folder.png"], "--figure must be in an existing folder"),
         (["--text", "good.txt", "--dtype", "uint16"], "--dtype needs --data, got --text"),
         (["--data", "nothing.bin"], "no such file or folder: nothing.bin"),
