@@ -6,20 +6,20 @@ import argparse
 import functools
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqwarm_kernels.demo.figures import progress_figure
+from seqwarm_kernels.demo.figure import progress_figure
 from seqwarm_kernels.demo.records import WARMUP, Comparison, Record
-from seqwarm_kernels.demo.report_folder import METRICS, ReportFolder
 from seqwarm_kernels.demo.settings import Settings
-from seqwarm_kernels.demo.training import make_scheduler
+from seqwarm_kernels.demo.training import METRICS, make_scheduler
 from seqwarm_kernels.tuning.configuration import SearchConfiguration
 from seqwarm_kernels.tuning.figure import search_figure
 from seqwarm_kernels.tuning.trial import Trial
-from seqwarm_kernels.tuning.trial_folder import RESULT
+from seqwarm_kernels.tuning.tune_schedule import RESULT
 from seqwarm_kernels.utils.figures import save_both
+from seqwarm_kernels.utils.run_folder import CONFIGURATION
 
 from .common.records import markdown, write
 
@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.folder
     if (folder / METRICS).exists():
         evaluations = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-        path, _ = write(DEMO, [DemoRun(ReportFolder(folder).settings().to_json(), evaluations)])
+        path, _ = write(DEMO, [DemoRun(json.loads((folder / CONFIGURATION).read_text()), evaluations)])
     elif (folder / RESULT).exists():
         result = json.loads((folder / RESULT).read_text())
         path, _ = write(TUNING, [Search(result["configuration"], result["schedule"], result["trials"])])
@@ -77,7 +77,8 @@ def demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
 
 
 def demo_figure(line: dict[str, Any]) -> Figure:
-    settings = Settings.from_json(line["settings"])
+    names = {field.name for field in fields(Settings)}  # records have others, such as the hash of the text
+    settings = Settings(**{name: value for name, value in line["settings"].items() if name in names})
     lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
     return progress_figure(comparison_of(line), lengths, settings.seed)
 

@@ -67,14 +67,8 @@ def test_the_main_help(capsys):
     assert capsys.readouterr().out == f"seqwarm_kernels {__version__}\n"
 
 
-def test_defaults_that_help_repeats():
-    from seqwarm_kernels.demo import settings
-    from seqwarm_kernels.schedule.scheduler import UNITS
-
-    assert common.UNITS == UNITS
+def test_help_names_the_backends():
     assert cli.check.BACKENDS == backends.BACKENDS
-    for name, values in common.DEMO_DEFAULTS.items():
-        assert values == (getattr(settings.CPU, name), getattr(settings.GPU, name))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +76,7 @@ def test_defaults_that_help_repeats():
 )
 def test_help_and_completion_do_not_import_torch(arguments):
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'matplotlib', 'plotly')))\n"
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'matplotlib')))\n"
         f"from seqwarm_kernels import cli; cli.main({arguments})"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -123,60 +117,37 @@ def test_completion_needs_shtab(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        ([], "the following arguments are required: {info,check,plan,padding,tune,demo,reach}"),
-        (["nothing"], "invalid choice: 'nothing'"),
-        (["info", "--bad"], "unrecognized arguments: --bad"),
-        (["plan"], "the following arguments are required: --duration"),
-        (["plan", "--duration", "many"], "argument --duration: must be a whole number of units"),
-        (["plan", "--duration", 0.3], "got '0.3'; for a share of the training, as in Composer, multiply it by the"),
-        (["plan", "--duration", 10, "--unit", "epoch"], "argument --unit: invalid choice: 'epoch'"),
-        (
-            ["plan", "--duration", 10, "--min-seq-length", 2000],
-            "seqwarm plan: error: --max-seq-length must be at least 2000, got 1024",
-        ),
-        (["plan", "--duration", -1], "--duration must be 0 or a number of steps from 1 to 2**53, got -1"),
-        (["plan", "--duration", 0], "seqwarm plan: error: --duration must be at least 1 without --total, got 0"),
-        (["plan", "--duration", 10, "--total", 0], "seqwarm plan: error: --total must be at least 1 step, got 0"),
-        (["plan", "--duration", 10, "--layers", 0], "seqwarm plan: error: --layers must be at least 1, got 0"),
-        (["plan", "--duration", 10, "--batch-size", 0], "seqwarm plan: error: --batch-size must be at least 1, got 0"),
-        (["plan", "--duration", 10, "--root", 0], "seqwarm plan: error: --root must be positive, got 0"),
-        (["plan", "--duration", 10, "--figure", "plan.svg"], "--figure must be a file with the suffix .png"),
-        (["plan", "--duration", 10, "--figure", "no/plan.png"], "--figure must be in an existing folder"),
-        (["plan", "--duration", 10, "--ranks", 0], "seqwarm plan: error: --ranks must be at least 1, got 0"),
-        (
-            ["plan", "--duration", 10, "--ranks", 3],
-            "seqwarm plan: error: --max-seq-length must be a multiple of --ranks 3, got 1024",
-        ),
-        (
-            ["plan", "--duration", 10, "--ranks", 2, "--heads", 5],
-            "seqwarm plan: error: --heads must divide --hidden-size 768 without --head-dim, got 5",
-        ),
-        (
-            ["plan", "--duration", 10, "--ranks", 2, "--key-heads", 5],
-            "seqwarm plan: error: --key-heads must divide the 12 heads, got 5",
-        ),
-        (
-            ["plan", "--duration", 10, "--ranks", 2, "--score-std", -1],
-            "seqwarm plan: error: --score-std must not be negative, got -1",
-        ),
-        (["reach", "--heads", 0], "seqwarm reach: error: --heads must be at least 1, got 0"),
-        (
-            ["reach", "--length", 64, "--head-dim", 300],
-            "seqwarm reach: error: query must have a --head-dim from 1 to 256",
-        ),
-        (["reach", "--skip-tolerance", 2], "seqwarm reach: error: --skip-tolerance must be in [0, 1), got 2"),
-        (["reach", "--window", -1], "seqwarm reach: error: --window must be at least 0, got -1"),
+        ([], "required"),
+        (["nothing"], "'nothing'"),
+        (["info", "--bad"], "--bad"),
+        (["plan"], "--duration"),
+        (["plan", "--duration", 0.3], "whole number"),  # a share of the training, as in Composer
+        (["plan", "--duration", 10, "--unit", "epoch"], "unit"),
+        (["plan", "--duration", 10, "--min-seq-length", 2000], "max_seq_length"),
+        (["plan", "--duration", 0], "--duration"),  # without --total
+        (["plan", "--duration", 10, "--total", 0], "total"),
+        (["plan", "--duration", 10, "--layers", 0], "layers"),
+        (["plan", "--duration", 10, "--batch-size", 0], "batch_size"),
+        (["plan", "--duration", 10, "--figure", "plan.jpeg"], "--figure"),
+        (["plan", "--duration", 10, "--figure", "no/plan.png"], "--figure"),
+        (["plan", "--duration", 10, "--ranks", 0], "ranks"),
+        (["plan", "--duration", 10, "--ranks", 3], "--ranks"),
+        (["plan", "--duration", 10, "--ranks", 2, "--heads", 5], "--heads"),
+        (["plan", "--duration", 10, "--ranks", 2, "--key-heads", 5], "key_heads"),
+        (["reach", "--heads", 0], "heads"),
+        (["reach", "--length", 64, "--head-dim", 300], "head_dim"),
+        (["reach", "--skip-tolerance", 2], "skip_tolerance"),
     ],
 )
 @pytest.mark.parametrize("json_option", [(), ("--json",)])
-def test_wrong_usage_is_status_2_with_a_message(capsys, arguments, message, json_option):
-    if any("head" in str(each) or "skip" in str(each) or "window" in str(each) for each in arguments):
+def test_wrong_usage_is_status_2_with_a_message(capsys, arguments, name, json_option):
+    if arguments[:1] == ["reach"]:
         _skip_without_kernels()
     assert run(*arguments, *json_option if arguments else ()) == 2
     printed = capsys.readouterr()
-    assert message in printed.err
+    assert name in printed.err.splitlines()[-1]
     assert printed.out == ""
 
 
@@ -331,12 +302,12 @@ def test_reach(capsys, tmp_path):
     assert total.split() == ["all", f"{found['attended_share']:.1%}"]
 
 
-def test_the_figure_of_reach(capsys, tmp_path):
+def test_the_figure_of_reach(tmp_path):
     _skip_without_kernels()
     pytest.importorskip("matplotlib")
-    path = tmp_path / "reach.png"
+    path = tmp_path / "reach.svg"
     assert run("reach", "--heads", 7, "--length", 300, "--bidirectional", "--figure", path) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.read_text().startswith("<?xml")
 
 
 def test_reach_without_kernels_is_status_1(capsys, monkeypatch):

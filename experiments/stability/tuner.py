@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import seqwarm_kernels as sw
-from seqwarm_kernels.diagnostics import NoStableSchedule, Trial, Validation, tune_schedule
+from seqwarm_kernels.tuning import NoStableSchedule, Trial, Validation, tune_schedule
 
 from .running import Record
 from .settings import WARMUP, Setting
@@ -48,7 +48,7 @@ def search(setting: Setting) -> Record:
             progress=False,
         )
     except NoStableSchedule as none:
-        return {"setting": setting.to_json(), "figures": _spent(setting, none.trials) | {"found": False}}
+        return {"setting": setting.to_json(), "figures": _spent(setting, none.search.trials) | {"found": False}}
     duration = found.duration / setting.tokens
     record = train(replace(setting, duration=duration, min_seq_length=found.min_seq_length))
     return {**record, "figures": record["figures"] | _spent(setting, found.trials) | {"found": True}}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+from ..demo.settings import CPU, GPU, Settings, settings_for
+
+if TYPE_CHECKING:  # imported by the functions, so that help is quick
     from ..schedule.pacing import Pacing
 
 EXIT_STATUS = """\
@@ -24,18 +25,15 @@ exit status:
   130  stopped by Ctrl-C
 """
 
-#: As in seqwarm_kernels.schedule.scheduler, whose import takes seconds.
-UNITS = ("step", "token", "sample")
-
-#: Defaults of the demo on a CPU and on a GPU, as in seqwarm_kernels.demo.settings.
-DEMO_DEFAULTS = {
-    "steps": (700, 800),
-    "seq_length": (256, 1024),
-    "batch_size": (8, 16),
-    "layers": (3, 8),
-    "width": (128, 512),
-    "peak_learning_rate": (0.004, 0.001),
-}
+#: Settings of the demo's GPT that have an option: name, type, unit and description.
+TRAINING = (
+    ("steps", int, "N", "token budget of a whole run, in steps at the full length"),
+    ("seq_length", int, "TOKENS", "full sequence length"),
+    ("batch_size", int, "ROWS", "rows in a step"),
+    ("layers", int, "N", "number of layers"),
+    ("width", int, "N", "width of the model, a multiple of its heads"),
+    ("peak_learning_rate", float, "RATE", "peak learning rate, reached after 5%% of the tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,24 +54,12 @@ class CommandError(Exception):
 
 
 @contextmanager
-def usage_errors(arguments: argparse.Namespace) -> Iterator[None]:
-    """Turns a ValueError or TypeError about arguments into a message about the options that the user typed."""
+def usage_errors() -> Iterator[None]:
+    """A ValueError or TypeError of the library about what the user typed is wrong usage, without a traceback."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise CommandError(_with_option_names(str(error), arguments), status=2) from error
-
-
-def _with_option_names(message: str, arguments: argparse.Namespace) -> str:
-    """Replaces argument names by options: the first word, and names that cannot be words of a sentence."""
-    for name in vars(arguments):
-        where = r"(?<![\w-])" if "_" in name else "^"
-        message = re.sub(rf"{where}{name}(?= |$)", option(name), message)
-    return message
-
-
-def option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        raise CommandError(str(error), status=2) from error
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -90,12 +76,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
-def add_figure(parser: argparse.ArgumentParser, shows: str, *, page: bool = False) -> None:
-    """Adds --figure. With `page`, the command also writes a page beside the PNG."""
-    beside = ", and an interactive page to the same name with the suffix .html" if page else ""
-    parser.add_argument(
-        "--figure", type=Path, metavar="PNG", help=f"draw {shows} to this file{beside} (default: no figure)"
-    )
+def add_figure(parser: argparse.ArgumentParser, shows: str) -> None:
+    help_text = f"draw {shows} to this file, .png or .svg (default: no figure)"
+    parser.add_argument("--figure", type=Path, metavar="FILE", help=help_text)
 
 
 def add_pacing(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -104,41 +87,48 @@ def add_pacing(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> Non
     add("--root", type=float, metavar="DEGREE", help="grow by the root of this degree, fast at first (default: linear)")
 
 
-def demo_default(name: str) -> str:
-    cpu, gpu = DEMO_DEFAULTS[name]
-    return f"(default: {cpu} on a CPU, {gpu} on a GPU)"
-
-
 def pacing(degree: float | None) -> Pacing:
     """The pacing of --root."""
     from ..schedule.pacing import linear, root
 
-    try:
-        return linear if degree is None else root(degree)
-    except ValueError as error:
-        raise ValueError(str(error).replace("degree", "--root", 1)) from error
+    return linear if degree is None else root(degree)
 
 
-def check_figure(path: Path | None, *, page: bool = False, made: Path | None = None) -> None:
-    """Checks --figure and its packages before the work. `made` is a folder that the command itself makes.
+def add_training(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """The options of the demo's GPT. One that is not given is None."""
+    add = parser.add_argument
+    add("--device", help="such as cpu or cuda:1 (default: cuda if there is a GPU)")
+    text_help = "UTF-8 text files, or folders of them, to train on (default: Python's standard library)"
+    add("--text", nargs="+", metavar="FILE", help=text_help)
+    for name, kind, metavar, what in TRAINING:
+        default = f"(default: {getattr(CPU, name)} on a CPU, {getattr(GPU, name)} on a GPU)"
+        add(
+            "--" + name.removeprefix("peak_").replace("_", "-"),
+            type=kind,
+            dest=name,
+            metavar=metavar,
+            help=f"{what} {default}",
+        )
+
+
+def training_settings(arguments: argparse.Namespace, **others: Any) -> Settings:
+    given = {name: getattr(arguments, name) for name, *_ in TRAINING}
+    return settings_for(arguments.device, seed=arguments.seed, **given, **others)
+
+
+def check_figure(path: Path | None, made: Path | None = None) -> None:
+    """Checks --figure before the work. `made` is a folder that the command itself makes.
 
     Raises:
         ValueError: the file cannot be written.
-        ImportError: a package is missing.
+        ImportError: matplotlib is missing.
     """
     if path is None:
         return
     from ..utils.checks import check_matplotlib
-    from ..utils.report_page import check_plotly
 
     check_matplotlib()
-    if page:
-        check_plotly()
-    if path.is_dir():
-        raise ValueError(f"--figure must be a file, got the folder {path}")
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"--figure must be a file with the suffix .png, got {path}")
-    if made is not None and path.parent.resolve() == made.resolve():
-        return
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"--figure must end in .png or .svg, got {path}")
+    if path.parent != made and not os.access(path.parent, os.W_OK):
         raise ValueError(f"--figure must be in an existing folder with write permission, got {path}")

@@ -19,7 +19,7 @@ shell completion:
 """
 
 #: Metavars of options that name files or folders.
-_FILES, _FOLDERS = ("FILE", "PNG"), ("DIR",)
+_FILES, _FOLDERS = ("FILE",), ("DIR",)
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:

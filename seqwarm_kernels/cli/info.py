@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    with usage_errors(arguments):
+    with usage_errors():
         switches()
     info = collect_info()
     return Result(info, "\n".join(_lines(info)))

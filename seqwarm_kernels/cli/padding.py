@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    with usage_errors(arguments):
+    with usage_errors():
         check_figure(arguments.figure)
         from ..data import padding
 

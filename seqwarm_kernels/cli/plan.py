@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..utils.progress import standard_error
-from .common import UNITS, Result, add_figure, add_pacing, check_figure, pacing, usage_errors
+from .common import Result, add_figure, add_pacing, check_figure, pacing, usage_errors
 
 if TYPE_CHECKING:
     from .exchanges import Exchanges
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=_units, required=True, metavar="UNITS", help="units until the full length; required")
     total_help = f"units of the whole run, the ramp included (default: duration / {_DEFAULT_SHARE})"
     add("--total", type=int, metavar="UNITS", help=total_help)
-    add("--unit", choices=UNITS, default="step", help="what is counted")
+    add("--unit", default="step", help="what is counted: step, token or sample")
     add("--min-seq-length", type=int, default=8, metavar="TOKENS", help="length at the start")
     add("--max-seq-length", type=int, default=1024, metavar="TOKENS", help="full length")
     add_pacing(schedule)
@@ -64,7 +64,7 @@ def _units(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    with usage_errors(arguments):
+    with usage_errors():
         check_figure(arguments.figure)
         from ..schedule.scheduler import SequenceLengthScheduler
         from .plan_report import draw, table

@@ -7,8 +7,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..utils.checks import check_matplotlib
-from ..utils.figures import label_lines, new_figure, plot, png, short_numbers
+from ..utils.figures import label_lines, new_figure, plot, short_numbers, write_figure
 from .schedule_plan import PlannedStage, SchedulePlan
 
 if TYPE_CHECKING:
@@ -44,13 +43,12 @@ def table(plan: SchedulePlan) -> str:
 
 
 def draw(plan: SchedulePlan, path: Path) -> None:
-    """Draw the length and the tokens so far over the run, as a PNG.
+    """Draw the length and the tokens so far over the run, as a PNG or an SVG.
 
     Raises:
         ImportError: matplotlib is not installed. The message says how to install it.
     """
-    check_matplotlib()
-    path.write_bytes(png(functools.partial(plan_figure, plan)))
+    write_figure(functools.partial(plan_figure, plan), path)
 
 
 def plan_figure(plan: SchedulePlan) -> Figure:

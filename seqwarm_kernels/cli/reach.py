@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    with usage_errors(arguments):
+    with usage_errors():
         check_figure(arguments.figure)
         from ..attention.reach import ReachSettings, measure_reach
 
@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> Result:
         except RuntimeError as error:
             raise CommandError(str(error)) from error
     if arguments.figure is not None:
-        from ..utils.figures import png
+        from ..utils.figures import write_figure
         from .reach_figure import reach_figure
 
-        arguments.figure.write_bytes(png(lambda: reach_figure(reach)))
+        write_figure(lambda: reach_figure(reach), arguments.figure)
     return Result(reach.to_json(), reach.table())

@@ -13,8 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..utils.checks import needs
-from ..utils.figures import QUIET, ink, log_axis, look_of, new_figure, plain_numbers, png
-from ..utils.files import write_atomically
+from ..utils.figures import QUIET, ink, log_axis, look_of, new_figure, plain_numbers, write_figure
 from ..utils.progress import standard_error
 from . import (
     BatchPlanner,
@@ -250,7 +249,7 @@ def table(batchings: list[Batching]) -> str:
 def draw(lengths: IntArray, batchings: list[Batching], token_kind: str, path: str | Path) -> None:
     """Draw the comparison as a PNG. Needs matplotlib. `token_kind` says what a token is."""
     shown = histograms(lengths, batchings, token_kind)
-    write_atomically(Path(path), png(functools.partial(padding_figure, shown)))
+    write_figure(functools.partial(padding_figure, shown), Path(path))
 
 
 def histograms(lengths: IntArray, batchings: list[Batching], token_kind: str) -> dict[str, Any]:

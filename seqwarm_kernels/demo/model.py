@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.functional import alibi_attention, alibi_attention_varlen
+from ..attention.functional import alibi_attention
 from ..attention.slopes import alibi_slopes
 
 #: One token for each byte.
@@ -19,8 +19,6 @@ class GPT(nn.Module):
     """Pre-norm blocks without position embeddings, and with tied input and output embeddings.
 
     input_ids (B, S) int64 -> logits (B, S, 256)
-
-    With `cu_seqlens` (sequences + 1,) int32, `input_ids` has one row, which holds several sequences one after another.
     """
 
     def __init__(self, layers: int, heads: int, width: int) -> None:
@@ -33,10 +31,10 @@ class GPT(nn.Module):
             if name.endswith("project.weight"):  # as in GPT-2: keeps the scale of the sum over all layers
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers))
 
-    def forward(self, input_ids: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor) -> Tensor:
         hidden = self.embedding(input_ids)
         for block in self.blocks:
-            hidden = block(hidden, cu_seqlens)
+            hidden = block(hidden)
         return F.linear(self.norm(hidden), self.embedding.weight)
 
 
@@ -48,8 +46,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width)
 
-    def forward(self, hidden: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), cu_seqlens)
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden))
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
@@ -63,18 +61,11 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, width, bias=False)
         self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
 
-    def forward(self, hidden: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         heads = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1))  # (B, S, 3, H, D)
-        if cu_seqlens is None:
-            query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, S, D), as views
-            attended = alibi_attention(query, key, value, self.slopes).transpose(1, 2)
-        else:
-            query, key, value = heads[0].unbind(1)  # (T, H, D)
-            longest = hidden.shape[1]  # an upper bound: the exact length would wait for the device
-            attended = alibi_attention_varlen(query, key, value, cu_seqlens, cu_seqlens, longest, longest, self.slopes)[
-                None
-            ]
-        return self.project(attended.flatten(2))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, S, D), as views
+        attended = alibi_attention(query, key, value, self.slopes)
+        return self.project(attended.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

@@ -91,29 +91,27 @@ class Comparison:
         if None in speeds or max(speeds) <= SPEED_TOLERANCE * min(speeds):  # type: ignore[type-var, operator]
             return None
         return (
-            f"The machine was not equally fast during both runs: at the full length the baseline trained on "
-            f"{speeds[0]:,.0f} tokens a second, the warmup run on {speeds[1]:,.0f}. Run again on a quiet "
-            f"machine to compare seconds."
+            f"The seconds cannot be compared: at the full length the baseline trained on {speeds[0]:,.0f} tokens a "
+            f"second, the warmup run on {speeds[1]:,.0f}. Run again on a quiet machine."
         )
 
     def headline(self) -> str:
-        """Returns the result in a sentence, without a ratio of seconds if they cannot be compared."""
+        """Returns the result in a sentence, without seconds if they cannot be compared."""
         ours, theirs = self.warmup_crossing, self.baseline_crossing
         if ours is None:
-            last = self.warmup[-1]
             return (
-                f"Sequence-length warmup did not reach the baseline's final validation loss of "
-                f"{self.target:.4f}: it ended at {last.validation_loss:.4f} after {last.seconds:.1f} s of "
-                f"training (baseline: {self.baseline[-1].seconds:.1f} s) and as many tokens."
+                f"Sequence-length warmup did not reach the baseline's final validation loss of {self.target:.4f}: "
+                f"it ended at {self.warmup[-1].validation_loss:.4f} after as many tokens."
             )
         tokens = f"{ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M"
-        seconds = f"{ours.seconds:.1f} s instead of {theirs.seconds:.1f} s"
-        in_tokens = f"{_sooner(ours.tokens, theirs.tokens)} in tokens ({tokens})"
-        in_seconds = f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})"
-        reached = f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}"
+        result = (
+            f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}: "
+            f"{_sooner(ours.tokens, theirs.tokens)} in tokens ({tokens})"
+        )
         if self.speed_warning() is not None:
-            return f"{reached}: {in_tokens}. The seconds, {seconds}, cannot be compared."
-        return f"{reached}: {in_seconds} and {in_tokens}."
+            return f"{result}."
+        seconds = f"{ours.seconds:.1f} s instead of {theirs.seconds:.1f} s"
+        return f"{result}, {_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})."
 
 
 def _sooner(ours: float, theirs: float) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,14 +20,15 @@ from ..allocator.warmup import warmup_allocator
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.progress import standard_error
-from .batches import Batch, PackedText, training_batch, validation_set
+from ..utils.run_folder import RunFolder
+from .batches import Batch, training_batch, validation_set
 from .model import build_model, next_byte_loss
 from .records import RUNS, WARMUP, Record
-from .report_folder import Checkpoint, ReportFolder
 from .settings import Settings
 from .text import Corpus
 
 GRADIENT_NORM = 1.0
+CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"  #: files of the folder
 
 
 def learning_rate(tokens: int, settings: Settings) -> float:
@@ -52,9 +56,9 @@ def make_scheduler(run: str, settings: Settings) -> SequenceLengthScheduler:
 
 
 class Trainer:
-    """Model, optimizer, schedule and position in the text. `state_dict` has all of them."""
+    """Model, optimizer, schedule and counts. `state_dict` has all of them. No step draws random numbers of torch."""
 
-    def __init__(self, run: str, settings: Settings, corpus: Corpus) -> None:
+    def __init__(self, run: str, settings: Settings, corpus: Corpus, scheduler: SequenceLengthScheduler) -> None:
         self.run = run
         self.settings = settings
         self.text = corpus.training
@@ -64,12 +68,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
         )
-        self.scheduler = make_scheduler(run, settings)
-        self.packed = PackedText(self.text, settings, make_scheduler(run, settings)) if settings.packing else None
+        self.scheduler = scheduler
         self.steps = 0
         self.tokens = 0
         self.seconds = 0.0
-        self.last_seq_length = self.scheduler.seq_length
+        self.last_seq_length = scheduler.seq_length
         self.evaluations = 0
 
     def warm_allocator(self) -> AllocatorReport:
@@ -105,28 +108,27 @@ class Trainer:
     def _train_until(self, tokens: int, progress: tqdm[Any]) -> float | None:
         """Returns the mean loss of the tokens trained on, or None if there were none. Only this time is measured."""
         before = self.tokens
-        loss_sum = torch.zeros((), device=self.device)
-        self._synchronize()
         started = time.perf_counter()
+        loss_sum = torch.zeros((), device=self.device)
         while self.tokens < tokens:
             loss, count = self._step()
             loss_sum += loss * count
             progress.update(count)
-        self._synchronize()
+        total = loss_sum.item()  # waits for the device
         self.seconds += time.perf_counter() - started
-        return None if self.tokens == before else loss_sum.item() / (self.tokens - before)
+        return None if self.tokens == before else total / (self.tokens - before)
 
     def _step(self) -> tuple[Tensor, int]:
         """Makes one optimizer step at the current length. Returns its loss and its number of tokens."""
         self.last_seq_length = self.scheduler.seq_length
-        batch = self.scheduler.resize(self._full_batch()) if self.packed is None else self.packed.next_batch()
+        batch = self.scheduler.resize(self._full_batch())
         count = min(batch["labels"].numel(), self.settings.total_tokens - self.tokens)
         batch["labels"].view(-1)[count:] = IGNORED_LABEL  # so that both runs end on the same token
         batch = self._to_device(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.tokens + count, self.settings)
         with self._autocast():
-            loss = next_byte_loss(self.model(batch["input_ids"], batch.get("cu_seqlens")), batch)
+            loss = next_byte_loss(self.model(batch["input_ids"]), batch)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
@@ -162,19 +164,12 @@ class Trainer:
         dtype = self.settings.autocast_dtype
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the rest of the run depends on, as tensors and plain values."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "packed": None if self.packed is None else self.packed.state_dict(),
-            "random_cpu": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "counts": [self.steps, self.tokens, self.evaluations, self.last_seq_length],
             "seconds": self.seconds,
         }
@@ -183,27 +178,21 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        if self.packed is not None:
-            self.packed.load_state_dict(state["packed"])
-        torch.set_rng_state(state["random_cpu"])
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], self.device)
         self.steps, self.tokens, self.evaluations, self.last_seq_length = state["counts"]
         self.seconds = state["seconds"]
 
 
-def run_both(folder: ReportFolder, settings: Settings, corpus: Corpus) -> list[Record]:
+def run_both(folder: RunFolder, settings: Settings, corpus: Corpus) -> list[Record]:
     """Trains both runs one after the other, from the folder's checkpoint on, and returns all evaluations."""
-    checkpoint = folder.load()
-    records = checkpoint.records
+    records, state = _load(folder)
     for run in RUNS:
         done = [record for record in records if record.run == run]
         if done and done[-1].tokens == settings.total_tokens:
             continue
-        trainer = Trainer(run, settings, corpus)
+        trainer = Trainer(run, settings, corpus, make_scheduler(run, settings))
         print(f"{run}: {trainer.warm_allocator()}")
-        if done and checkpoint.trainer is not None:
-            trainer.load_state_dict(checkpoint.trainer)
+        if done and state is not None:
+            trainer.load_state_dict(state)
         with tqdm(
             total=settings.total_tokens,
             initial=trainer.tokens,
@@ -215,9 +204,27 @@ def run_both(folder: ReportFolder, settings: Settings, corpus: Corpus) -> list[R
         ) as bar:
             for record in trainer.train(bar):
                 records.append(record)
-                folder.save(Checkpoint(records, trainer.state_dict()))
+                _save(folder, records, trainer.state_dict())
                 bar.write(_line(record))
     return records
+
+
+def _load(folder: RunFolder) -> tuple[list[Record], dict[str, Any] | None]:
+    """All evaluations so far, and the state of the run of the last one; none before the first."""
+    path = folder.path / CHECKPOINT
+    if not path.exists():
+        return [], None
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    return [Record(**record) for record in stored["records"]], stored["trainer"]
+
+
+def _save(folder: RunFolder, records: list[Record], state: dict[str, Any]) -> None:
+    """Writes the checkpoint, and then all metrics, so that the metrics are never ahead of the checkpoint."""
+    values = [asdict(record) for record in records]
+    buffer = io.BytesIO()
+    torch.save({"records": values, "trainer": state}, buffer)
+    folder.write(CHECKPOINT, buffer.getvalue())
+    folder.write(METRICS, "".join(json.dumps(each) + "\n" for each in values).encode())
 
 
 def _line(record: Record) -> str:

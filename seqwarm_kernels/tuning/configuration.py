@@ -12,17 +12,11 @@ from typing import Any
 
 from ..schedule.pacing import Pacing, discrete
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int, check_iterable, check_real
+from ..utils.checks import check_int
 from .trial import Trial
 
 #: By default, durations are 1 to 16 times the length of a trial.
 _DEFAULT_DURATIONS = 16
-
-#: Largest number of units that a float counts exactly; progress bars and figures use floats.
-_LONGEST_TRIAL = 2**53
-
-#: Largest seed that np.random.seed accepts.
-_LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -45,60 +39,51 @@ class SearchConfiguration:
     def checked(
         *,
         max_seq_length: int,
+        learning_rate_warmup: int,
         min_seq_lengths: Iterable[int],
         durations: Iterable[int] | None,
-        learning_rate_warmup: int,
         multiples: float,
-        step_size: int,
         max_rise: float,
-        seed: int,
-        pacing: str | Pacing,
-        settings: Mapping[str, Any] | None,
+        step_size: int,
         unit: str,
+        pacing: str | Pacing,
+        seed: int,
+        settings: Mapping[str, Any] | None,
     ) -> SearchConfiguration:
-        """A configuration of checked arguments.
+        """A configuration of the arguments of `tune_schedule`, in plain Python numbers.
 
         Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range.
         """
-        max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
-        learning_rate_warmup = check_int("learning_rate_warmup", learning_rate_warmup, minimum=1)
-        multiples = check_real("multiples", multiples)
-        if multiples <= 0:
-            raise ValueError(f"multiples must be positive, got {multiples}")
-        if _end(multiples, learning_rate_warmup) > _LONGEST_TRIAL:
-            raise ValueError(
-                f"multiples times learning_rate_warmup must be at most {_LONGEST_TRIAL} units, "
-                f"got {multiples} times {learning_rate_warmup}"
-            )
-        max_rise = check_real("max_rise", max_rise)
-        if max_rise <= 1:
+        if not max_rise > 1:
             raise ValueError(f"max_rise must be above 1, got {max_rise}")
-        seed = check_int("seed", seed, minimum=0)
-        if seed > _LARGEST_SEED:
-            raise ValueError(f"seed must be at most {_LARGEST_SEED}, got {seed}")
         if isinstance(pacing, discrete):
             raise ValueError("pacing must scale with the duration, got discrete, whose stages are fixed")
+        learning_rate_warmup = check_int("learning_rate_warmup", learning_rate_warmup)
+        end = _end(multiples, learning_rate_warmup)
+        if end < 1:
+            raise ValueError(f"multiples times learning_rate_warmup must be at least one unit, got {end}")
+        if durations is None:
+            durations = (end * factor for factor in range(1, _DEFAULT_DURATIONS + 1))
         lengths = [length for length in _ascending("min_seq_lengths", min_seq_lengths) if length < max_seq_length]
         if not lengths:
-            raise ValueError(f"min_seq_lengths must have a length below max_seq_length {max_seq_length}, got none")
-        if durations is None:
-            durations = (_end(multiples, learning_rate_warmup) * factor for factor in range(1, _DEFAULT_DURATIONS + 1))
+            raise ValueError(f"min_seq_lengths must have a length below max_seq_length {max_seq_length}")
         configuration = SearchConfiguration(
-            max_seq_length=max_seq_length,
+            max_seq_length=check_int("max_seq_length", max_seq_length),
             min_seq_lengths=tuple(lengths),
             durations=_ascending("durations", durations),
             learning_rate_warmup=learning_rate_warmup,
-            multiples=multiples,
-            step_size=check_int("step_size", step_size, minimum=1),
-            max_rise=max_rise,
-            seed=seed,
-            pacing=pacing,
-            settings=_json_values(settings),
+            multiples=float(multiples),
+            max_rise=float(max_rise),
+            step_size=check_int("step_size", step_size),
             unit=unit,
+            pacing=pacing,
+            seed=check_int("seed", seed),
+            # As read from JSON, so that they compare equal to settings in a folder.
+            settings=json.loads(json.dumps(dict(settings or {}), allow_nan=False)),
         )
-        configuration.scheduler(lengths[0], configuration.durations[0])  # the scheduler checks the rest
+        configuration.scheduler(lengths[0], configuration.durations[0])  # checks the rest
         return configuration
 
     @property
@@ -127,10 +112,16 @@ class SearchConfiguration:
         return Trial(min_seq_length, duration, self.end, self.max_rise)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values of all fields that affect the outcome. The pacing is given by its name."""
+        """Plain values of all fields. The pacing is given by its name."""
         pacing = self.scheduler(self.min_seq_lengths[0], self.durations[0]).state_dict()["pacing"]
         lists = {"min_seq_lengths": list(self.min_seq_lengths), "durations": list(self.durations)}
         return {**vars(self), **lists, "pacing": pacing, "settings": dict(self.settings)}
+
+    def flat(self) -> dict[str, Any]:
+        """As `to_json`, with each of the user's settings as an entry, so that an error names the one that differs."""
+        values = self.to_json()
+        settings = values.pop("settings")
+        return {**values, **{f"settings[{name!r}]": value for name, value in settings.items()}}
 
 
 def _end(multiples: float, learning_rate_warmup: int) -> int:
@@ -139,18 +130,7 @@ def _end(multiples: float, learning_rate_warmup: int) -> int:
 
 
 def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    check_iterable(name, values, "an iterable of ints")
     values = tuple(check_int(f"each of {name}", value, minimum=1) for value in values)
     if not values or any(before >= after for before, after in pairwise(values)):
         raise ValueError(f"{name} must be strictly increasing and not empty, got {list(values)}")
     return values
-
-
-def _json_values(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings after a round trip through JSON, so that they compare equal to settings read from a folder."""
-    if settings is not None and not isinstance(settings, Mapping):
-        raise TypeError(f"settings must be a mapping of plain JSON values, got {type(settings).__name__}")
-    try:
-        return json.loads(json.dumps(dict(settings or {}), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"settings must be a mapping of plain JSON values: {error}") from error

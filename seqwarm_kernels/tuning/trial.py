@@ -6,7 +6,7 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int, check_real
 
 
 class Validation(NamedTuple):
@@ -32,12 +31,7 @@ RunTrial = Callable[[SequenceLengthScheduler, int], Iterable[Validation]]
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate schedule and its validations.
-
-    Raises:
-        TypeError: a number has the wrong type, or `validations` is not a tuple.
-        ValueError: a number is out of range.
-    """
+    """A candidate schedule and its validations."""
 
     min_seq_length: int
     duration: int
@@ -45,24 +39,16 @@ class Trial:
     max_rise: float  #: a perplexity above this times the best earlier one is a significant fluctuation
     validations: tuple[Validation, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("min_seq_length", "duration", "end"):
-            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum=1))  # the class is frozen
-        object.__setattr__(self, "max_rise", check_real("max_rise", self.max_rise))
-        if self.max_rise <= 1:
-            raise ValueError(f"max_rise must be above 1, got {self.max_rise}")
-        validations = self.validations
-        if not isinstance(validations, tuple) or not all(isinstance(each, Validation) for each in validations):
-            raise TypeError(f"validations must be a tuple of Validation, got {validations!r}")
-
     @cached_property
     def rises(self) -> list[float]:
         """Each perplexity divided by the smallest one so far, itself included; inf if it is not finite."""
         best, rises = math.inf, []
-        for validation in self.validations:
-            finite = math.isfinite(validation.perplexity)
-            rises.append(validation.perplexity / min(best, validation.perplexity) if finite else math.inf)
-            best = min(best, validation.perplexity) if finite else best
+        for _, perplexity, _ in self.validations:
+            if math.isfinite(perplexity):
+                best = min(best, perplexity)
+                rises.append(perplexity / best)
+            else:
+                rises.append(math.inf)
         return rises
 
     @property
@@ -77,11 +63,6 @@ class Trial:
     def is_over(self) -> bool:
         """Whether further validations cannot change the outcome."""
         return self.fluctuates or self.cost >= self.end
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the outcome is known. A trial that is over after a single validation has no outcome."""
-        return self.fluctuates or self.is_stable
 
     @property
     def is_stable(self) -> bool:
@@ -105,25 +86,32 @@ class Trial:
 
     def verdict(self, accepted: Trial | None) -> str:
         """The outcome in a word. `accepted` is the trial that the search chose, if any."""
-        return "found" if self is accepted else "fluctuates" if self.fluctuates else "stable"
+        return "found" if self == accepted else "fluctuates" if self.fluctuates else "stable"
 
     def then(self, validation: Validation) -> Trial:
-        """The trial with one more validation; the same trial if it is over.
+        """The trial with one more validation, in plain Python numbers; the same trial if it is over.
 
         Raises:
-            TypeError: `validation` is not a Validation of numbers.
-            ValueError: its progress does not rise, its tokens fall, or its perplexity is below 1.
+            ValueError: its progress does not rise, or its perplexity is below 1.
         """
         if self.is_over:
             return self
-        validation = _checked_validation(validation, self.validations[-1] if self.validations else None)
-        return replace(self, validations=(*self.validations, validation))
+        progress, perplexity, tokens = Validation(*validation)
+        progress, perplexity = operator.index(progress), float(perplexity)
+        tokens = None if tokens is None else operator.index(tokens)
+        if progress < 0 or (self.validations and progress <= self.cost):
+            raise ValueError(
+                f"progress of a Validation must rise, got {progress} after {self.cost}; was the scheduler stepped?"
+            )
+        if perplexity < 1:
+            raise ValueError(f"perplexity must be at least 1 (exp of the loss in nats), got {perplexity}")
+        return replace(self, validations=(*self.validations, Validation(progress, perplexity, tokens)))
 
     def replayed(self, entries: Iterable[Mapping[str, Any]]) -> Trial:
         """The trial with the validations of an earlier one, as `to_json` has them."""
         trial = self
         for entry in entries:
-            trial = trial.then(Validation(entry["progress"], float(entry["perplexity"]), entry["tokens"]))
+            trial = trial.then(Validation(entry["progress"], entry["perplexity"], entry["tokens"]))
         return trial
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +119,7 @@ class Trial:
         return {
             "min_seq_length": self.min_seq_length,
             "duration": self.duration,
-            "outcome": "fluctuates" if self.fluctuates else "stable" if self.is_stable else "unfinished",
+            "outcome": "stable" if self.is_stable else "fluctuates",
             "largest_rise": _for_json(self.largest_rise),
             "validations": [{**each._asdict(), "perplexity": _for_json(each.perplexity)} for each in self.validations],
         }
@@ -139,49 +127,6 @@ class Trial:
 
 def _for_json(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
-
-
-def _checked_validation(validation: Any, last: Validation | None) -> Validation:
-    """The validation in plain Python numbers, checked against the `last` one of its trial."""
-    if not isinstance(validation, Validation):
-        raise TypeError(f"run_trial must yield Validation(progress, perplexity), got {validation!r}")
-    progress = _count("progress", validation.progress)
-    if last is not None and progress <= last.progress:
-        raise ValueError(
-            f"progress of a Validation must rise from validation to validation, got {progress} after "
-            f"{last.progress}; was the scheduler stepped?"
-        )
-    tokens = None if validation.tokens is None else _count("tokens", validation.tokens)
-    if tokens is not None and last is not None and tokens < (last.tokens or 0):
-        raise ValueError(f"tokens of a Validation must not fall, got {tokens} after {last.tokens}")
-    return Validation(progress, _perplexity(validation.perplexity), tokens)
-
-
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, bool):
-        with suppress(TypeError):  # check_int names the type
-            value = operator.index(value)  # NumPy integers, and tensors with one element
-    return check_int(f"{name} of a Validation", value, minimum=0)
-
-
-def _perplexity(value: Any) -> float:
-    perplexity = _as_float(value)
-    if perplexity < 1:
-        raise ValueError(
-            f"perplexity of a Validation must be at least 1 (it is exp of the loss in nats), got {perplexity}"
-        )
-    return perplexity
-
-
-def _as_float(value: Any) -> float:
-    """A number, NumPy number or tensor with one element, as a float. Refuses strings, which float() would read."""
-    if not isinstance(value, (str, bytes, bytearray, bool)):
-        with suppress(TypeError, ValueError, RuntimeError):  # the error below names the value
-            try:
-                return float(value)
-            except OverflowError:
-                return math.inf
-    raise TypeError(f"perplexity of a Validation must be a number, got {value!r}")
 
 
 def run(
@@ -194,42 +139,24 @@ def run(
     """Train until the trial is over, then close the iterator.
 
     Raises:
-        TypeError: `run_trial` does not return an iterable, or yields something other than a Validation.
         ValueError: `run_trial` yields an invalid Validation, ends early, or validates less than twice.
     """
     with _seeded(seed):
-        trial = _validated(trial, _start(run_trial, scheduler, trial.end), on_validation)
-    if not trial.is_over:
+        validations = iter(run_trial(scheduler, trial.end))
+        try:
+            for validation in validations:
+                trial = trial.then(validation)
+                on_validation(trial)
+                if trial.is_over:
+                    break
+        finally:
+            if hasattr(validations, "close"):
+                validations.close()
+    if not (trial.fluctuates or trial.is_stable):
         raise ValueError(
-            f"run_trial must train and validate up to {trial.end:,} {scheduler.unit}s, "
-            f"but its last validation was at {trial.cost:,}"
+            f"run_trial must validate at least twice, up to {trial.end:,} {scheduler.unit}s, "
+            f"got {len(trial.validations)} validations up to {trial.cost:,}"
         )
-    if not trial.is_finished:
-        raise ValueError("run_trial must validate at least twice in a trial: one validation cannot show a fluctuation")
-    return trial
-
-
-def _start(run_trial: RunTrial, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
-    validations = run_trial(scheduler, end)
-    if not isinstance(validations, Iterable):
-        raise TypeError(
-            f"run_trial must yield, or return an iterable of, Validation(progress, perplexity), "
-            f"got {type(validations).__name__}"
-        )
-    return iter(validations)
-
-
-def _validated(trial: Trial, validations: Iterator[Validation], on_validation: Callable[[Trial], None]) -> Trial:
-    try:
-        for validation in validations:
-            trial = trial.then(validation)
-            on_validation(trial)
-            if trial.is_over:
-                break
-    finally:
-        close = getattr(validations, "close", None)
-        if close is not None:
-            close()
     return trial
 
 

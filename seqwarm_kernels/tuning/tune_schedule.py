@@ -9,13 +9,14 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ..schedule.pacing import Pacing
-from ..utils.checks import check_bool, check_path
 from ..utils.progress import standard_error
+from ..utils.run_folder import RunFolder
 from .configuration import SearchConfiguration
-from .result import NoStableSchedule, TunedSchedule
+from .result import NoStableSchedule, Search, TunedSchedule
 from .search import largest_stable
 from .trial import RunTrial, Trial, run
-from .trial_folder import TrialFolder
+
+RESULT = "result.json"
 
 
 def tune_schedule(
@@ -66,7 +67,7 @@ def tune_schedule(
             Afterwards their random streams are restored.
         settings: plain JSON values that affect the numbers of a trial as well, such as learning rate, batch size and
             model. They are only saved in `folder`, and compared when a search resumes.
-        folder: folder for the records of all trials, which are written after each validation. An interrupted search
+        folder: folder for the records of all trials, each written when its outcome is known. An interrupted search
             resumes: finished trials are read instead of run.
         progress: whether to show a progress bar for each trial.
 
@@ -75,14 +76,10 @@ def tune_schedule(
 
     Raises:
         NoStableSchedule: every trial fluctuated.
-        TypeError: an argument has the wrong type, or `run_trial` yields something other than a Validation.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, `run_trial` ends early or yields an invalid Validation, or `folder` has
             trials of another configuration.
     """
-    if not callable(run_trial):
-        raise TypeError(f"run_trial must be callable, got {type(run_trial).__name__}")
-    check_bool("progress", progress)
-    path = None if folder is None else check_path("folder", folder)
     configuration = SearchConfiguration.checked(
         max_seq_length=max_seq_length,
         min_seq_lengths=min_seq_lengths,
@@ -96,20 +93,41 @@ def tune_schedule(
         seed=seed,
         settings=settings,
     )
-    records = None if path is None else TrialFolder.open(path, configuration)
-    trials: list[Trial] = []
+    return run_search(configuration, run_trial, open_records(folder, configuration), progress)
+
+
+def open_records(folder: str | Path | None, configuration: SearchConfiguration) -> RunFolder | None:
+    """The folder of a new search, or of an earlier one to resume.
+
+    Raises:
+        ValueError: the folder has trials of another configuration or other files, or the pacing has no name.
+    """
+    if folder is None:
+        return None
+    values = configuration.flat()
+    if values["pacing"].endswith("<lambda>"):  # all lambdas would compare equal
+        raise ValueError("pacing must be a named function if folder is given, got a lambda")
+    return RunFolder.open(Path(folder), values)
+
+
+def run_search(
+    configuration: SearchConfiguration, run_trial: RunTrial, records: RunFolder | None, progress: bool
+) -> TunedSchedule:
+    """As `tune_schedule`, which documents the errors."""
+    trials: dict[tuple[int, int], Trial] = {}
 
     def is_stable(length: int, duration: int) -> bool:
         trial = configuration.trial(configuration.min_seq_lengths[length], configuration.durations[duration])
-        trials.append(_finish(trial, len(trials) + 1, run_trial, configuration, records, progress))
-        return trials[-1].is_stable
+        trials[length, duration] = _finish(trial, len(trials) + 1, run_trial, configuration, records, progress)
+        return trials[length, duration].is_stable
 
     found = largest_stable(len(configuration.min_seq_lengths), len(configuration.durations), is_stable)
-    result = _result(configuration, trials, found)
+    parts = configuration, tuple(trials.values())
+    result = Search(*parts, None) if found is None else TunedSchedule(*parts, trials[found])
     if records is not None:
-        records.save_result(result.to_json())
-    if isinstance(result, NoStableSchedule):
-        raise result
+        records.write_json(RESULT, result.to_json())
+    if not isinstance(result, TunedSchedule):
+        raise NoStableSchedule(result)
     return result
 
 
@@ -118,39 +136,41 @@ def _finish(
     number: int,
     run_trial: RunTrial,
     configuration: SearchConfiguration,
-    records: TrialFolder | None,
+    records: RunFolder | None,
     progress: bool,
 ) -> Trial:
-    """The recorded trial if it was finished; otherwise the trial after a run from the beginning."""
-    if records is not None:
-        recorded = records.load(trial)
-        if recorded.is_finished:
-            return recorded
+    """The recorded trial, or the trial after a run from the beginning."""
+    name = f"trial_min{trial.min_seq_length}_duration{trial.duration}.json"
+    if records is not None and (records.path / name).exists():
+        return _recorded(trial, records, name)
     scheduler = configuration.scheduler(trial.min_seq_length, trial.duration)
-    bar = tqdm(
+    with tqdm(
         desc=f"trial {number}: {trial.label}",
         total=trial.end,
         unit=f" {scheduler.unit}s",
         unit_scale=True,
         disable=not progress,
         file=standard_error(),
-    )
+    ) as bar:
 
-    def on_validation(trial: Trial) -> None:
-        if records is not None:
-            records.save(trial)
-        bar.set_postfix_str(f"perplexity {trial.validations[-1].perplexity:.4g}", refresh=False)
-        bar.update(min(trial.cost, trial.end) - bar.n)
+        def on_validation(trial: Trial) -> None:
+            bar.set_postfix_str(f"perplexity {trial.validations[-1].perplexity:.4g}", refresh=False)
+            bar.update(min(trial.cost, trial.end) - bar.n)
 
-    with bar:
-        return run(trial, run_trial, scheduler, configuration.seed, on_validation)
+        trial = run(trial, run_trial, scheduler, configuration.seed, on_validation)
+    if records is not None:
+        records.write_json(name, trial.to_json())
+    return trial
 
 
-def _result(
-    configuration: SearchConfiguration, trials: list[Trial], found: tuple[int, int] | None
-) -> TunedSchedule | NoStableSchedule:
-    if found is None:
-        return NoStableSchedule(configuration, trials)
-    candidate = configuration.min_seq_lengths[found[0]], configuration.durations[found[1]]
-    accepted = next(trial for trial in trials if (trial.min_seq_length, trial.duration) == candidate)
-    return TunedSchedule(configuration, tuple(trials), accepted)
+def _recorded(trial: Trial, records: RunFolder, name: str) -> Trial:
+    entries = records.read_json(name)
+    try:
+        trial = trial.replayed(entries["validations"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{records.path / name} cannot be read: {error!r}; delete it to run the trial again"
+        ) from error
+    if not (trial.fluctuates or trial.is_stable):
+        raise ValueError(f"{records.path / name} must be of a finished trial; delete it to run the trial again")
+    return trial

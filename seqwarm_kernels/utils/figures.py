@@ -131,6 +131,7 @@ def style(theme: str = LIGHT) -> Iterator[None]:
         "lines.markersize": 5.5,
         "figure.dpi": 150,
         "figure.constrained_layout.use": True,
+        "svg.hashsalt": "",  # the same figure is the same file
     }
     with matplotlib.rc_context(settings):
         yield
@@ -155,6 +156,18 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
+
+
+def write_figure(draw: Callable[[], Figure], path: Path) -> None:
+    """Write a figure as a PNG or an SVG, by the suffix of `path`."""
+    write_atomically(path, svg(draw) if path.suffix.lower() == ".svg" else png(draw))
+
+
+def svg(draw: Callable[[], Figure]) -> bytes:
+    with style():
+        drawn = io.BytesIO()
+        draw().savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()
 
 
 def png(draw: Callable[[], Figure], theme: str = LIGHT) -> bytes:

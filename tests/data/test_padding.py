@@ -207,14 +207,14 @@ def test_a_figure(text, tmp_path, capsys):
         (["--text", "bad.txt"], "bad.txt, line 1: invalid UTF-8"),
         (["--text", "zero.txt"], "zero.txt, line 1: not text: it holds a NUL character"),
         (["--text", "blank.txt"], "no text found in blank.txt"),
-        (["--text", "good.txt", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
-        (["--text", "good.txt", "--window", "-1"], "--window must be at least 1, got -1"),
+        (["--text", "good.txt", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["--text", "good.txt", "--window", "-1"], "window must be at least 1, got -1"),
         (["--text", "good.txt", "--figure", "no/folder.png"], "--figure must be in an existing folder"),
-        (["--text", "good.txt", "--dtype", "uint16"], "--dtype needs --data, got --text"),
+        (["--text", "good.txt", "--dtype", "uint16"], "dtype needs --data, got --text"),
         (["--data", "nothing.bin"], "no such file or folder: nothing.bin"),
-        (["--data", "train.bin"], "one of --end-token or --start-token or --document-ends must be given"),
+        (["--data", "train.bin"], "one of end_token or start_token or document_ends must be given"),
         (["--data", "train.bin", "--end-token", "7", "--column", "a"], "unexpected keyword argument 'column'"),
-        (["--data", "train.bin", "--end-token", "7", "--dtype", "float32"], "--dtype must be a NumPy dtype of ints"),
+        (["--data", "train.bin", "--end-token", "7", "--dtype", "float32"], "dtype must be a NumPy dtype of ints"),
         (["--data", "train.bin", "--end-token", "8"], "token 8 is not among"),
     ],
 )
@@ -233,7 +233,7 @@ def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
 def test_an_unknown_tokenizer(text, capsys):
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert run("--text", text, "--tokenizer", "./nowhere") == 2
-    assert "--tokenizer must be whitespace, bytes, bpe or a name that transformers loads" in capsys.readouterr().err
+    assert "tokenizer must be whitespace, bytes, bpe or a name that transformers loads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

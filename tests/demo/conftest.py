@@ -17,14 +17,7 @@ def text_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def demo(drawing_demo: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """As `drawing_demo`, without the seconds that drawing the figures takes."""
-    monkeypatch.setattr("seqwarm_kernels.demo.report.png", lambda draw: b"")
-    return drawing_demo
-
-
-@pytest.fixture
-def drawing_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Returns a function that runs the command in an empty folder and returns its exit code."""
     monkeypatch.chdir(tmp_path)
 
@@ -32,3 +25,9 @@ def drawing_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..
         return cli.main(["demo", *map(str, options)])
 
     return run
+
+
+@pytest.fixture
+def without_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the seconds that drawing takes."""
+    monkeypatch.setattr("seqwarm_kernels.demo.report.write_figure", lambda draw, path: path.touch())

@@ -4,18 +4,22 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from seqwarm_kernels.demo.model import GPT, build_model, next_byte_loss
+from seqwarm_kernels.demo.model import build_model, next_byte_loss
 from seqwarm_kernels.demo.records import BASELINE, RUNS, WARMUP
-from seqwarm_kernels.demo.settings import CPU_QUICK
+from seqwarm_kernels.demo.settings import QUICK_CPU
 from seqwarm_kernels.demo.text import read_corpus
-from seqwarm_kernels.demo.training import Trainer, learning_rate
+from seqwarm_kernels.demo.training import Trainer, learning_rate, make_scheduler
 
-TINY = replace(CPU_QUICK, steps=6, seq_length=40, batch_size=3, layers=2, heads=2, width=16, validation_windows=4)
+TINY = replace(QUICK_CPU, steps=6, seq_length=40, batch_size=3, layers=2, heads=2, width=16, validation_windows=4)
 
 
 @pytest.fixture
 def corpus(text_file):
     return read_corpus((str(text_file),), TINY.seq_length)
+
+
+def trainer_of(run, corpus):
+    return Trainer(run, TINY, corpus, make_scheduler(run, TINY))
 
 
 def train(trainer):
@@ -35,14 +39,14 @@ def test_learning_rate_rises_then_falls_by_tokens():
 
 def test_both_runs_have_the_same_learning_rate_at_the_same_tokens(corpus):
     for run in RUNS:
-        trainer = Trainer(run, TINY, corpus)
+        trainer = trainer_of(run, corpus)
         for record in train(trainer):
             assert record.learning_rate == learning_rate(record.tokens, TINY)
         assert trainer.optimizer.param_groups[0]["lr"] == learning_rate(TINY.total_tokens, TINY)
 
 
 def test_both_runs_end_on_the_same_token(corpus):
-    baseline, warmup = (Trainer(run, TINY, corpus) for run in RUNS)
+    baseline, warmup = (trainer_of(run, corpus) for run in RUNS)
     of_baseline, of_warmup = train(baseline), train(warmup)
     assert of_baseline[-1].tokens == of_warmup[-1].tokens == TINY.total_tokens == 6 * 3 * 40
     assert of_baseline[-1].step == TINY.steps < of_warmup[-1].step
@@ -52,7 +56,7 @@ def test_both_runs_end_on_the_same_token(corpus):
 
 
 def test_both_runs_start_from_the_same_weights(corpus):
-    baseline, warmup = (Trainer(run, TINY, corpus).model.state_dict() for run in RUNS)
+    baseline, warmup = (trainer_of(run, corpus).model.state_dict() for run in RUNS)
     assert all(torch.equal(baseline[name], warmup[name]) for name in baseline)
 
 
@@ -61,38 +65,20 @@ def test_evaluations_are_at_the_points_or_within_a_step_after_them(corpus):
     assert points[0] == 0
     assert points[-1] == TINY.total_tokens
     for run in RUNS:
-        reached = [record.tokens for record in train(Trainer(run, TINY, corpus))]
+        reached = [record.tokens for record in train(trainer_of(run, corpus))]
         assert len(reached) == len(points)
         assert all(0 <= tokens - point < 3 * 40 for tokens, point in zip(reached, points, strict=True))
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("stop_after", [1, 3])
-def test_a_resumed_run_equals_an_uninterrupted_one(corpus, run, stop_after):
-    uninterrupted = train(Trainer(run, TINY, corpus))
-    first = Trainer(run, TINY, corpus)
-    records = first.train(tqdm(disable=True))
-    for _ in range(stop_after):
-        next(records)
-    second = Trainer(run, TINY, corpus)
-    second.warm_allocator()  # as in the command; it must not change the state
-    second.load_state_dict(first.state_dict())
-    rest = train(second)
-    assert [replace(record, seconds=0) for record in rest] == [
-        replace(record, seconds=0) for record in uninterrupted[stop_after:]
-    ]
-    assert rest[0].seconds > first.seconds
-
-
 def test_warm_allocator_runs_every_length_of_the_schedule(corpus):
-    assert Trainer(BASELINE, TINY, corpus).warm_allocator().lengths == (40,)
-    assert Trainer(WARMUP, TINY, corpus).warm_allocator().lengths == (40, 8, 16, 24, 32)
+    assert trainer_of(BASELINE, corpus).warm_allocator().lengths == (40,)
+    assert trainer_of(WARMUP, corpus).warm_allocator().lengths == (40, 8, 16, 24, 32)
 
 
 def test_seconds_do_not_include_evaluation(corpus, monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr("seqwarm_kernels.demo.training.time.perf_counter", lambda: next(clock))
-    assert [record.seconds for record in train(Trainer(BASELINE, TINY, corpus))] == [1, 2, 3, 4, 5, 6, 7]
+    assert [record.seconds for record in train(trainer_of(BASELINE, corpus))] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_the_model_is_causal():
@@ -102,11 +88,6 @@ def test_the_model_is_causal():
     changed[0, 8:] = 7
     assert torch.equal(model(tokens)[:, :8], model(changed)[:, :8])
     assert not torch.equal(model(tokens)[:, 8:], model(changed)[:, 8:])
-
-
-def test_model_has_no_position_embedding_and_ties_its_embedding():
-    names = [name for name, _ in GPT(layers=1, heads=2, width=16).named_parameters()]
-    assert [name for name in names if "embedding" in name] == ["embedding.weight"]
 
 
 def test_ignored_labels_have_no_loss():

@@ -31,7 +31,7 @@ def documented():
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_is_in_the_reference(module):
     names = importlib.import_module(module).__all__
-    elsewhere = {name for other, name in documented() if other.count(".") <= 1}  # tuning is in diagnostics
+    elsewhere = {name for other, name in documented() if other.count(".") <= 1}
     found = {name for other, name in documented() if other == module}
     missing = set(names) - found - (set() if "trainers" in module else elsewhere)
     assert not missing

@@ -4,33 +4,18 @@ import math
 
 import pytest
 
-from seqwarm_kernels.diagnostics import NoStableSchedule, Validation
+from seqwarm_kernels.tuning import NoStableSchedule, Validation
 from seqwarm_kernels.tuning.figure import search_figure
 from seqwarm_kernels.utils.figures import style
-from tests.support.tiers import first_fast
 
-from .test_tune_schedule import region, tune
-from .toys import Formula
+from .test_tune_schedule import tune
 
-FEW = {"min_seq_lengths": [8, 16], "durations": [200, 300]}  #: candidates
-
-
-def test_the_figure(tmp_path):
-    pytest.importorskip("matplotlib")
-    found = tune(Formula(region))
-    found.figure(tmp_path / "tuning.png")
-    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(NoStableSchedule) as caught:
-        tune(lambda scheduler, end: [Validation(0, math.inf)], **FEW)
-    caught.value.figure(str(tmp_path / "nothing.png"))
-    assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
+support = pytest.importorskip("tests.support.figures", reason="matplotlib is not installed")
+pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("highest", [40.0, 1e5, 1e308])
 def test_a_perplexity_above_the_figure_does_not_squeeze_the_rest(highest):
-    support = pytest.importorskip("tests.support.figures")
-
     def run_trial(scheduler, end):
         yield Validation(0, 256.0)
         yield Validation(end // 2, 20.0)
@@ -42,8 +27,7 @@ def test_a_perplexity_above_the_figure_does_not_squeeze_the_rest(highest):
         support.check_readable(figure)
     perplexities, rises = figure.axes
     bottom, top = perplexities.get_ylim()
-    assert bottom == pytest.approx(0.95 * 16)
-    assert top == pytest.approx(min(1.1 * highest, 3 * 1.3 * 20))
+    assert 0 < bottom < 16 < 20 < top < 50
     for axes in figure.axes:
         crosses = [line for line in axes.lines if line.get_marker() == "x"]
         assert len(crosses) == sum(trial.fluctuates for trial in found.trials) > 0
@@ -56,13 +40,15 @@ def test_a_perplexity_above_the_figure_does_not_squeeze_the_rest(highest):
     assert len(set(markers)) == len(found.trials)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "validations", first_fast([[(0, 1e308), (1, math.inf)], [(0, math.nan)], [(0, 256.0), (1, 1e308)]])
-)
+@pytest.mark.parametrize("validations", [[(0, 1e308), (1, math.inf)], [(0, math.nan)], [(0, 256.0), (1, 1e308)]])
 def test_the_figure_of_a_search_without_a_stable_trial(validations, tmp_path):
-    pytest.importorskip("matplotlib")
     with pytest.raises(NoStableSchedule) as caught:
-        tune(lambda scheduler, end: [Validation(*each) for each in validations], **FEW)
-    caught.value.figure(tmp_path / "nothing.png")
+        tune(
+            lambda scheduler, end: [Validation(*each) for each in validations],
+            min_seq_lengths=[8, 16],
+            durations=[200, 300],
+        )
+    caught.value.search.figure(tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
+    caught.value.search.figure(str(tmp_path / "nothing.svg"))
+    assert (tmp_path / "nothing.svg").read_text().startswith("<?xml")

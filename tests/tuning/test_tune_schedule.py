@@ -1,21 +1,18 @@
 """tune_schedule on toy trainings with known stable candidates."""
 
-import itertools
 import json
 import math
-import os
 import pickle
 import random
-import re
-from contextlib import nullcontext
-from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete, root
-from seqwarm_kernels.diagnostics import NoStableSchedule, Validation, tune_schedule
+from seqwarm_kernels.tuning import NoStableSchedule, tune_schedule
 
 from .toys import Formula, SummedLoss
 
@@ -81,88 +78,16 @@ def test_the_longest_candidate_says_so():
 def test_nothing_stable_is_an_error_with_the_trials():
     with pytest.raises(NoStableSchedule, match="no candidate was stable") as caught:
         tune(Formula(lambda length, duration: False))
-    assert len(caught.value.trials) == 5 * 5  # durations 1, 2, 4, 8 and the last
+    assert len(caught.value.search.trials) == 5 * 5  # durations 1, 2, 4, 8 and the last
     assert str(caught.value).count("fluctuates") == 25
-    assert caught.value.to_json()["schedule"] is None
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert str(again) == str(caught.value)
-    assert again.trials == caught.value.trials
+    assert caught.value.search.to_json()["schedule"] is None
+    assert pickle.loads(pickle.dumps(caught.value)).search == caught.value.search
 
 
 @pytest.mark.parametrize(("max_rise", "longest"), [(1.5, 1000), (1.3, 700)])
 def test_the_threshold(max_rise, longest):
     toy = Formula(lambda length, duration: duration <= 700, jump=1.4)
     assert tune(toy, max_rise=max_rise).duration == longest
-
-
-class Closable:
-    """An iterator that the test holds as well."""
-
-    def __init__(self, end):
-        self.validations, self.closed = iter([Validation(0, 9.0), Validation(end, 8.0)]), False
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self.validations)
-
-    def close(self):
-        self.closed = True
-
-
-def test_the_iterator_is_closed():
-    made = []
-
-    def run_trial(scheduler, end):
-        made.append(Closable(end))
-        return made[-1]
-
-    tune(run_trial)
-    assert made
-    assert all(each.closed for each in made)
-
-
-def test_same_seed_same_search_after_other_random_draws():
-    def drawn(seed):
-        torch.rand(3), random.random(), np.random.rand()
-        return tune(Formula(region), seed=seed).to_json()["trials"]
-
-    assert drawn(1) == drawn(1) != drawn(2)
-
-
-def test_every_random_stream_is_seeded_before_a_trial():
-    streams = []
-
-    def run_trial(scheduler, end):
-        streams.append((torch.rand(()).item(), random.random(), np.random.rand()))
-        return [Validation(0, 5.0), Validation(end, 4.0)]
-
-    tune(run_trial)
-    assert len(streams) > 1
-    assert len(set(streams)) == 1
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_callers_random_streams_are_restored(fails):
-    def draw():
-        return torch.rand(()).item(), random.random(), np.random.rand()
-
-    def draws(scheduler, end):
-        draw()
-        yield Validation(0, 5.0)
-        if fails:
-            raise KeyboardInterrupt
-        yield Validation(end, 4.0)
-
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(5)
-    expected = draw()
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(5)
-    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
-        tune(draws)
-    assert draw() == expected
 
 
 def test_default_durations_are_multiples_of_a_trial():
@@ -219,15 +144,48 @@ class Recorded:
 @pytest.mark.parametrize("stop", [0, 1, 7, 12, 13, 14, 30, 44])
 def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
     uninterrupted = tune(Recorded(), folder=tmp_path / "uninterrupted")
+    interrupted = tmp_path / "interrupted"
     with pytest.raises(KeyboardInterrupt):
-        tune(Recorded(stop), folder=tmp_path / "interrupted")
-    assert not (tmp_path / "interrupted" / "result.json").exists()
-    before = {file.name for file in (tmp_path / "interrupted").glob("trial_*") if "unfinished" not in file.read_text()}
+        tune(Recorded(stop), folder=interrupted)
+    finished = list(interrupted.glob("trial_*"))
+    for name in ("trial_min8_duration200.json", "result.json"):  # as a kill leaves them
+        (interrupted / f"{name}.0123.partial").write_text("{")
     rest = Recorded()
-    assert tune(rest, folder=tmp_path / "interrupted") == uninterrupted
-    assert len(rest.toy.asked) == 6 - len(before), "finished trials are read, not run"
-    for file in (tmp_path / "uninterrupted").iterdir():
-        assert file.read_text() == (tmp_path / "interrupted" / file.name).read_text()
+    assert tune(rest, folder=interrupted) == uninterrupted
+    assert len(rest.toy.asked) == 6 - len(finished), "finished trials are read, not run"
+    assert {file.name: file.read_text() for file in interrupted.iterdir()} == {
+        file.name: file.read_text() for file in (tmp_path / "uninterrupted").iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_search_resumes_to_the_same_bytes(tmp_path):
+    """Killed ever later, until it is done."""
+    tune(Recorded(), folder=tmp_path / "uninterrupted")
+    code = (
+        "import time, tests.tuning.test_tune_schedule as t\n"
+        "def slow(scheduler, end):\n"
+        "    for validation in t.Formula(t.region)(scheduler, end):\n"
+        "        time.sleep(0.01)\n"
+        "        yield validation\n"
+        "print('started', flush=True)\n"
+        f"t.tune(slow, folder={str(tmp_path / 'killed')!r})"
+    )
+    kills = 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"started\n"
+        try:
+            assert process.wait(random.uniform(0.1, 0.3) * (1 + kills)) == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    assert kills
+    assert {file.name: file.read_bytes() for file in (tmp_path / "killed").iterdir()} == {
+        file.name: file.read_bytes() for file in (tmp_path / "uninterrupted").iterdir()
+    }
 
 
 def test_a_finished_search_is_read(tmp_path):
@@ -245,144 +203,84 @@ def test_a_finished_search_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "name"),
     [
-        ({"max_rise": 1.2}, "max_rise is 1.3 in the state, 1.2 here"),
-        ({"seed": 1}, "seed is 0 in the state, 1 here"),
-        ({"durations": [200]}, r"durations is \[200, .* in the state, \[200\] here"),
-        ({"pacing": root(2)}, r"pacing is 'linear' in the state, 'root\(2\)' here"),
-        ({"settings": {"learning_rate": 2}}, r"settings\['learning_rate'\] is 1 in the state, 2 here"),
-        ({"settings": {}}, r"settings\['learning_rate'\] is 1 in the state, unknown here"),
-        ({"settings": {"learning_rate": 1, "rows": 2}}, r"settings\['rows'\] is unknown in the state, 2 here"),
-        ({"settings": {"learning_rate": 1, "rows": None}}, r"settings\['rows'\] is unknown in the state, None here"),
+        ({"max_rise": 1.2}, "max_rise"),
+        ({"seed": 1}, "seed"),
+        ({"durations": [200]}, "durations"),
+        ({"pacing": root(2)}, "pacing"),
+        ({"settings": {"learning_rate": 2}}, "learning_rate"),
+        ({"settings": {}}, "learning_rate"),
+        ({"settings": {"learning_rate": 1, "rows": None}}, "rows"),
     ],
 )
-def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, options, message):
+def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, options, name):
     tune(Formula(region), folder=tmp_path, settings={"learning_rate": 1})
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    expected = rf"the search in folder {re.escape(str(tmp_path))} is of another configuration: {message}"
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=name):
         tune(Formula(pytest.fail), **{"folder": tmp_path, "settings": {"learning_rate": 1}, **options})
     assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
 
 
-def test_stored_settings_that_are_not_an_object_are_named(tmp_path):
-    tune(Formula(region), folder=tmp_path)
-    file = tmp_path / "configuration.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "settings": [1]}))
-    with pytest.raises(ValueError, match=r"settings in .*configuration.json must be an object, got \[1\]"):
-        tune(Formula(pytest.fail), folder=tmp_path)
-
-
 def test_a_folder_refuses_a_lambda(tmp_path):
     pacing = lambda x: x  # noqa: E731
-    with pytest.raises(ValueError, match="pacing must be a named function if folder is given, got a lambda"):
+    with pytest.raises(ValueError, match="lambda"):
         tune(Formula(pytest.fail), folder=tmp_path / "new", pacing=pacing)
-    assert not (tmp_path / "new").exists()
     assert tune(Formula(region), pacing=pacing).duration == 700
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="folder must be new, empty or the folder of an earlier search, got"):
+def test_a_folder_with_other_files_is_refused_and_keeps_them(tmp_path):
+    (tmp_path / "thesis.tex.partial").touch()
+    with pytest.raises(ValueError, match="folder"):
         tune(Formula(pytest.fail), folder=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex.partial"]
 
 
 def test_a_partial_first_file_does_not_block_a_folder(tmp_path):
-    (tmp_path / "configuration.json.partial").write_text("{")
+    (tmp_path / "configuration.json.0123.partial").write_text("{")
     assert tune(Formula(region), folder=tmp_path).duration == 700
 
 
-@pytest.mark.parametrize("call", [1, 2, 5, 11])
-def test_a_resumed_search_removes_what_killed_ones_left(tmp_path, monkeypatch, call):
-    """A kill while a file is written leaves a part of it. The files of others stay."""
-
-    def kill(partial, path):
-        if next(calls) == call:
-            left.append(partial.read_bytes())
-            raise KeyboardInterrupt
-        replace(partial, path)
-
-    replace, calls, left = os.replace, itertools.count(1), []
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", kill)
-        patch.setattr(Path, "unlink", lambda path, **_: None)
-        with pytest.raises(KeyboardInterrupt):
-            tune(Formula(region), folder=tmp_path)
-    assert [path.read_bytes() for path in tmp_path.glob("*.partial")] == left != []
-    (tmp_path / "download.partial").touch()
-    assert tune(Formula(region), folder=tmp_path).duration == 700
-    assert [path.name for path in tmp_path.glob("*.partial")] == ["download.partial"]
-
-
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"validations": [{"progress": 1}]}'])
-def test_a_record_that_cannot_be_read_is_named(tmp_path, content):
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"validations": []}', '{"validations": [{"progress": 1}]}'])
+@pytest.mark.parametrize("name", ["trial_min8_duration200.json", "configuration.json"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
     tune(Formula(region), folder=tmp_path)
-    (tmp_path / "trial_min8_duration200.json").write_text(content)
-    with pytest.raises(ValueError, match=r"trial_min8_duration200.json cannot be read"):
-        tune(Formula(pytest.fail), folder=tmp_path)
-    (tmp_path / "configuration.json").write_text(content)
-    with pytest.raises(ValueError, match=r"configuration.json (cannot be read|must have the entries)"):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=str(tmp_path)):
         tune(Formula(pytest.fail), folder=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "name"),
     [
-        ({"max_seq_length": 8}, ValueError, "min_seq_lengths must have a length below max_seq_length 8, got none"),
-        ({"min_seq_lengths": 8}, TypeError, "min_seq_lengths must be an iterable of ints, got int"),
-        ({"durations": 100}, TypeError, "durations must be an iterable of ints, got int"),
-        ({"folder": 3}, TypeError, "folder must be a path, got int"),
-        (
-            {"multiples": 1e308},
-            ValueError,
-            r"multiples times learning_rate_warmup must be .*got 1e\+308 times 40",
-        ),
-        ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
-        ({"min_seq_lengths": []}, ValueError, "min_seq_lengths must be strictly increasing and not empty"),
-        ({"min_seq_lengths": (16, 8)}, ValueError, r"must be strictly increasing and not empty, got \[16, 8\]"),
-        ({"durations": [100, 100]}, ValueError, r"durations must be strictly increasing.*\[100, 100\]"),
-        ({"durations": [0, 100]}, ValueError, "each of durations must be at least 1, got 0"),
-        ({"durations": [1.5]}, TypeError, "each of durations must be an int, got float"),
-        ({"learning_rate_warmup": 0}, ValueError, "learning_rate_warmup must be at least 1, got 0"),
-        ({"multiples": 0}, ValueError, "multiples must be positive, got 0"),
-        ({"max_rise": 1}, ValueError, "max_rise must be above 1, got 1"),
-        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ({"seed": 2**32}, ValueError, "seed must be at most 4294967295"),
-        ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
-        ({"unit": "epoch"}, ValueError, "unit must be one of step, token, sample, got 'epoch'"),
-        ({"pacing": discrete([(10, 8)])}, ValueError, "pacing must scale with the duration, got discrete"),
-        ({"settings": {"model": object()}}, ValueError, "settings must be a mapping of plain JSON values"),
-        ({"settings": {"rate": math.nan}}, ValueError, "settings must be a mapping of plain JSON values"),
-        ({"progress": 1}, TypeError, "progress must be True or False, got 1"),
+        ({"max_seq_length": 8}, "min_seq_lengths"),  # none is shorter
+        ({"min_seq_lengths": []}, "min_seq_lengths"),
+        ({"durations": [100, 100]}, "durations"),
+        ({"durations": [200, 100]}, "durations"),
+        ({"multiples": 0}, "multiples"),
+        ({"max_rise": 1}, "max_rise"),
+        ({"max_rise": math.nan}, "max_rise"),
+        ({"step_size": 0}, "step_size"),
+        ({"unit": "epoch"}, "unit"),
+        ({"pacing": discrete([(10, 8)])}, "pacing"),
+        ({"settings": {"rate": math.nan}}, "JSON"),
     ],
 )
-def test_wrong_arguments(options, error, message, tmp_path):
-    with pytest.raises(error, match=message):
-        tune(Formula(pytest.fail), **{"folder": tmp_path / "new", **options})
-    assert not (tmp_path / "new").exists()
+def test_arguments_are_checked_before_the_first_trial(options, name):
+    with pytest.raises(ValueError, match=name):
+        tune(pytest.fail, **options)
 
 
-def test_run_trial_must_be_callable():
-    with pytest.raises(TypeError, match="run_trial must be callable, got int"):
-        tune(3)
-
-
-def test_the_table():
-    lines = tune(Formula(region)).table().splitlines()
-    assert lines[0].split("  ")[-1] == "verdict"
-    rows = [line.split() for line in lines[1:7]]
-    assert [row[0] for row in rows] == ["8", "16", "32", "32", "32", "32"]
-    assert [row[4:] for row in rows] == [
-        ["fluctuates"], ["fluctuates"], ["stable"], ["stable"], ["fluctuates"], ["stable", "<-", "found"],
-    ]  # fmt: skip
-    assert "up to 120 steps (3 times the learning rate's warmup) no validation perplexity above 1.3 times" in lines[8]
-    assert lines[9] == "Found: min_seq_length 32, duration 700 steps, in 6 trials of 540 steps in total."
-
-
-def test_the_bar(capsys):
-    tune(Formula(region), progress=True)
-    printed = capsys.readouterr().err
-    assert "trial 1: from 8 over 200" in printed
-    assert "trial 6: from 32 over 700" in printed
-    assert "perplexity" in printed
+def test_numbers_of_numpy_are_kept_as_plain_numbers(tmp_path):
+    numbers = {
+        "max_seq_length": np.int64(256),
+        "learning_rate_warmup": np.int32(40),
+        "min_seq_lengths": np.array([8, 16, 32, 64, 128]),
+        "durations": np.arange(200, 1001, 100),
+        "multiples": np.float32(3),
+        "max_rise": np.float64(1.3),
+        "step_size": np.int64(8),
+        "seed": np.uint8(0),
+    }
+    found = tune(Formula(region), **numbers, folder=tmp_path)
+    assert found.to_json() == tune(Formula(region)).to_json()
