@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from bench import __main__ as bench
+from bench import ramp
 from bench.alibi_attention import gpu as attention
 from bench.alibi_attention import hopper
 from bench.alibi_attention.cases import BOTH
@@ -91,6 +92,8 @@ def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_
             assert "## (d) Speed" in section
         elif path.stem == STABILITY:  # a cell has several runs
             assert f"{len(lines)} runs." in section
+        elif path.stem == ramp.RECORDS:  # a row has all steps of a variant
+            assert all(f"| {variant} |" in section for variant in ramp.VARIANTS)
         else:
             assert section.count("\n|") >= len(lines)
     trainings = {f"training_{name}" for name in ("time", "stability", "extrapolation", "speed")}
@@ -103,6 +106,7 @@ def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_
         "demo_validation_loss",
         "exchanged_bytes",
         "padding",
+        "ramp_steps",
         "tuning",
     }
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}{end}.png" for name in names for end in ("", "_dark")}
@@ -155,8 +159,8 @@ class PretendRecorder:
 @pytest.fixture
 def device_records(monkeypatch):
     """Records of every stage: attention in full size, since its inputs are not drawn, and the rest in tiny sizes."""
-    ramp = SimpleNamespace(returncode=0, stdout=json.dumps(RAMP))
-    monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ramp)
+    ended = SimpleNamespace(returncode=0, stdout=json.dumps(RAMP))
+    monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ended)
     monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_3", lambda: True)
