@@ -94,7 +94,7 @@ def batch_loader(
     """A `ResumableLoader` whose workers may be threads: plans batches in this process, prepares them in workers, and
     fetches them ahead of training.
 
-    A `PaddedCollator` or `PackedCollator` checks the planner's `max_tokens`, as in other `ResumableLoader`s.
+    A `PaddedCollator` or `PackedCollator` checks the planner's `max_tokens`, as in any `ResumableLoader`.
 
     Args:
         batches: a `LengthBatchStream` or `LengthBatchSampler`.

@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(demo, text_file, monkeypatch,
     assert "--report stopped" in capsys.readouterr().err
     before = metrics("stopped")
     Path("stopped/metrics.jsonl").write_text("")  # behind the checkpoint
-    Path("stopped/checkpoint.pt.0123.partial").touch()
+    Path("stopped/checkpoint.pt.0123456789abcdef.partial").touch()
     assert demo(*tiny(text_file, "stopped")) == 0
     assert metrics("stopped")[: len(before)] == before
     assert without_seconds(metrics("stopped")) == without_seconds(metrics("uninterrupted"))

@@ -110,6 +110,8 @@ def lightning():
 
 
 def models():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     from seqwarm_kernels import apply_alibi
 
     class MyAttention(nn.Module):
@@ -118,6 +120,9 @@ def models():
     model = transformers_model()
     apply_alibi(model, max_seq_length=64)
     model.save_pretrained("alibi")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
+    llama.save_pretrained("HuggingFaceTB/SmolLM2-135M")  # stands in for the checkpoint of this name
     return {
         **hugging_face(),
         "folder": "alibi",

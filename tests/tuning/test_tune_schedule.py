@@ -149,7 +149,7 @@ def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
         tune(Recorded(stop), folder=interrupted)
     finished = list(interrupted.glob("trial_*"))
     for name in ("trial_min8_duration200.json", "result.json"):  # as a kill leaves them
-        (interrupted / f"{name}.0123.partial").write_text("{")
+        (interrupted / f"{name}.0123456789abcdef.partial").write_text("{")
     rest = Recorded()
     assert tune(rest, folder=interrupted) == uninterrupted
     assert len(rest.toy.asked) == 6 - len(finished), "finished trials are read, not run"
@@ -237,7 +237,7 @@ def test_a_folder_with_other_files_is_refused_and_keeps_them(tmp_path):
 
 
 def test_a_partial_first_file_does_not_block_a_folder(tmp_path):
-    (tmp_path / "configuration.json.0123.partial").write_text("{")
+    (tmp_path / "configuration.json.0123456789abcdef.partial").write_text("{")
     assert tune(Formula(region), folder=tmp_path).duration == 700
 
 

@@ -124,7 +124,7 @@ def test_units_of_max_duration_that_are_not_supported(max_duration):
 @pytest.mark.parametrize("device", ["cpu", "gpu"], ids=["host", "device"])
 def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkeypatch):
     claimed = []
-    monkeypatch.setattr(algorithms, "claim_memory", lambda state, batch, shard_batch: claimed.append(batch))
+    monkeypatch.setattr(algorithms, "claim_memory", lambda state, batch, *others: claimed.append(batch))
     algorithm = warmup()
     for batch in range(3):
         length_at(algorithm, Timestamp(batch=batch), "9ba", None, device)
