@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
+from itertools import chain
+from operator import length_hint
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -90,29 +92,40 @@ class BlockSource(ABC):
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
         self.order = Order(**order)
         self.infinite, self.world_size = self.order.infinite, self.order.world_size  # streams ask every source
-        self.epoch = self._block = self._position = 0  # the position counts the items of the block that were yielded
-        self._latest_iterator = 0
+        self.epoch = self._block = self._latest_iterator = 0
+        self._rest: Iterator[Any] = iter(())  # of the open block
+        self._position_after_rest = 0  # so that an item is yielded without a step in Python
 
     @abstractmethod
     def _blocks(self) -> Iterator[list[Any]]:
         """Yield this epoch's blocks in order, from block `_block` on. The next one is requested when one is done."""
 
-    def __iter__(self) -> Iterator[Any]:
-        self._latest_iterator += 1
-        return self._rest(self._latest_iterator)
+    @property
+    def _position(self) -> int:
+        """Number of items of the open block that were yielded."""
+        return self._position_after_rest - length_hint(self._rest)
 
-    def _rest(self, iterator: int) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:
+        self._go_to(self._block, self._position)
+        return chain.from_iterable(self._rests(self._latest_iterator))
+
+    def _go_to(self, block: int, position: int) -> None:
+        """Continue from here. An older iterator raises an error at its next item."""
+        self._latest_iterator += 1
+        deque(self._rest, maxlen=0)  # the older iterator has no more items
+        self._block, self._position_after_rest = block, position
+
+    def _rests(self, iterator: int) -> Iterator[Iterator[Any]]:
+        """What is left of each block."""
         self._check_latest(iterator)
         while True:
             is_empty = self._block == self._position == 0
             for block in self._blocks():
                 is_empty = is_empty and not block
-                for item in islice(block, self._position, None):
-                    self._position += 1  # before the item is yielded: a state is that of the next item
-                    yield item
-                    if iterator != self._latest_iterator:
-                        self._check_latest(iterator)
-                self._block, self._position = self._block + 1, 0
+                self._rest, self._position_after_rest = iter(block[self._position :]), len(block)
+                yield self._rest
+                self._check_latest(iterator)
+                self._block, self._position_after_rest = self._block + 1, 0
             self.epoch, self._block = self.epoch + 1, 0
             if not self.infinite:
                 return
@@ -141,15 +154,11 @@ class BlockSource(ABC):
         Raises:
             ValueError: the state is of another configuration. The source is unchanged.
         """
-        self.check_state_dict(state_dict)
-        self._latest_iterator += 1
-        self.epoch, self._block, self._position = (state_dict[name] for name in ("epoch", "block", "position"))
-
-    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise the error of `load_state_dict` without loading."""
         configuration = self._configuration()
         saved = {name: state_dict[name] for name in configuration if name in state_dict}
         check_same_configuration(saved, configuration)
+        self._go_to(state_dict["block"], state_dict["position"])
+        self.epoch = state_dict["epoch"]
 
     def _configuration(self) -> dict[str, Any]:
         """The settings that a loaded state must agree with. Subclasses add theirs."""
