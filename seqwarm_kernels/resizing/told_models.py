@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch
 from ..utils.shifted_labels import shifts_labels
@@ -87,6 +88,36 @@ def _output(output: Any) -> Tensor:
     """The logits, or the hidden states, of each token."""
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.shape[1:2] == (_TOKENS,)]
     return next(tensor for tensor in tensors if tensor.is_floating_point())
+
+
+def require_told(model: nn.Module, options: Mapping[str, Any]) -> RemovableHandle | None:
+    """Let the model of transformers in `model` raise in training if a call does not pass it what limits its attention.
+
+    A `training_step` or a wrapper that picks entries of the batch would drop it, and train on whole rows.
+    """
+    inner = _model_of_transformers(model)
+    if options.get("mode") not in KEEPING_SHAPE or inner is None:
+        return None
+    by_boundaries = "cu_seq_lens_q" if options.get("boundaries") == "cu_seq_lens" else "position_ids"
+    name = "window" if options["mode"] == "window" else by_boundaries
+    handle: RemovableHandle = inner.register_forward_pre_hook(_Required(name), with_kwargs=True)
+    return handle
+
+
+class _Required:
+    """A forward pre-hook. That of a copied or pickled model requires nothing, since nothing is attached to it."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Required, ()
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self.name is None or self.name in kwargs:
+            return
+        if model.training and torch.is_grad_enabled():
+            raise ValueError(f"the model must get all entries of a resized batch; {self.name!r} is missing")
 
 
 def names_not_taken(model: nn.Module, options: Mapping[str, Any]) -> list[str]:

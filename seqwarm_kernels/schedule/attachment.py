@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
-from ..resizing.told_models import names_not_taken, options_for, without
+from ..resizing.told_models import names_not_taken, options_for, require_told, without
 from ..utils.checks import check_module
 from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
@@ -73,6 +73,7 @@ class Attachment:
         self._scheduler = scheduler
         self._options = options_for(told or model, resize_options)
         self._not_taken = names_not_taken(told or model, self._options)
+        self._requirement = None if told is None else require_told(told, self._options)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
@@ -95,6 +96,8 @@ class Attachment:
         if self._model.__dict__.get(_ATTRIBUTE) is not self:
             return
         del self._model.__dict__[_ATTRIBUTE]
+        if self._requirement is not None:
+            self._requirement.remove()
         if self._handle is not None:
             self._handle.remove()
         elif self._model._compiled_call_impl == self._resize_and_call:  # else it was compiled again

@@ -173,7 +173,7 @@ def one_of_two(rank, port, folder):
     reports += [lightning_report(2, case=case, devices=2, strategy="ddp") for case in CASES]
     reports.append(lightning_report(2, "sample", devices=2, strategy="ddp"))
     reports.append(lightning_of_heads(2, devices=2, strategy=ModelParallelStrategy()))
-    with pytest.raises(TypeError, match="a training batch must be a mapping for a model with ContextParallel, got li"):
+    with pytest.raises(TypeError, match="a training batch must be a mapping"):
         lightning_report(2, data=lambda: [tuple(row.values()) for row in rows()], devices=2, strategy="ddp")
     module = Module(2, test_packed.model(), shard_both)
     with pytest.raises(ValueError, match="ranks must share either the tokens or the heads of a model, got ContextPar"):

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from ...resizing.containers import is_container
+from ...resizing.options import KEEPING_SHAPE
 from ...schedule.token_lr import follow_source
 from ..schedule_state import ScheduleState, context_mesh_of
 from .loader_state import warn_without_loader_state
@@ -32,8 +33,10 @@ class SequenceLengthWarmup(ScheduleState, Callback):
     returns None or `on_train_batch_start` returns -1, count, too.
 
     The ranks that share the tokens or heads of a model must get the same batches, which count once: with
-    `parallel.ContextParallel`, set `use_distributed_sampler=False`, and pass the model all entries of a batch, as in
-    `self.model(**batch)`.
+    `parallel.ContextParallel`, set `use_distributed_sampler=False`.
+
+    With `parallel.ContextParallel`, and with `mode="segments"` or "window", a batch is a mapping, and the model gets
+    all of its entries, as in `self.model(**batch)`.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -72,15 +75,16 @@ class SequenceLengthWarmup(ScheduleState, Callback):
         resize = _ResizeModule()
         self._attach(resize, module, module.device, _ranks_of_batch(trainer))
         to_device = trainer.strategy.batch_to_device
-        is_shared = context_mesh_of(module) is not None
+        has_additions = context_mesh_of(module) is not None or self._options.get("mode") in KEEPING_SHAPE
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
             if not trainer.training or batch is None:
                 return batch
-            if is_shared and not isinstance(batch, MutableMapping):  # it says what a rank has of it
+            if has_additions and not isinstance(batch, MutableMapping):  # entries are added
                 raise TypeError(
-                    f"a training batch must be a mapping for a model with ContextParallel, got {type(batch).__name__}"
+                    "a training batch must be a mapping with ContextParallel, segments or a window, "
+                    f"got {type(batch).__name__}"
                 )
             return resize.resized(batch)
 
