@@ -438,3 +438,12 @@ def test_a_manifest_is_small_json(tmp_path):
     content = json.loads((tmp_path / "manifest.json").read_text())
     assert content["chunks"][3] == {"file": "chunk-000003.txt.gz", "items": 100, "bytes": content["chunks"][3]["bytes"]}
     assert len(json.dumps(content)) < 1000
+
+
+def test_parquet_files_of_items_of_another_kind_are_kept(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    write_chunks(["a b", "c d", "e"], tmp_path, 2, format="parquet")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="other items"):
+        write_chunks([[1, 2], [3], [4]], tmp_path, 2, format="parquet")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

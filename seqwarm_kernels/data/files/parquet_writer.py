@@ -21,7 +21,7 @@ def has_parquet_items(path: AnyPath, items: Sequence[Any], length_fn: Callable[[
     if not path.exists():
         return False
     try:
-        file = open_parquet(path, _column_of(items), None if length_fn is None else LENGTH_COLUMN)
+        file = open_parquet(path, None, None if length_fn is None else LENGTH_COLUMN)
         found = file.items(0)
         if len(found) != len(items) or not all(map(_same, found, items)):
             raise ValueError(f"{path} holds other items than these; write them into another folder")
@@ -29,7 +29,7 @@ def has_parquet_items(path: AnyPath, items: Sequence[Any], length_fn: Callable[[
             check_lengths(path, items, file.lengths(0, LENGTH_COLUMN), length_fn)
     except ChunkError:
         return False
-    return True
+    return file.column == _column_of(items)
 
 
 def _column_of(items: Sequence[Any]) -> str:
