@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from seqwarm_kernels import SequenceLengthScheduler, TokenLR
+from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import (
     BatchPlanner,
     LengthBatchSampler,
@@ -67,7 +67,6 @@ NOT_STATES = [None, 0, 2**70, "junk", [], {}, [[0, 0]], {"junk": 1}, b"junk"]
 OTHERS = {
     "SequenceLengthScheduler": scheduler_on_the_way,
     "TrainingMonitor": monitor,
-    "TokenLR": lambda: TokenLR(optimizer(), warmup_tokens=10, decay_tokens=100),
 }
 
 
