@@ -58,10 +58,6 @@ def monitor():
     return made
 
 
-def optimizer():
-    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-
-
 BATCHES = {"LengthBatchSampler": sampler, "LengthBatchStream": stream, "ResumableLoader": loader}
 NOT_STATES = [None, 0, 2**70, "junk", [], {}, [[0, 0]], {"junk": 1}, b"junk"]
 OTHERS = {
