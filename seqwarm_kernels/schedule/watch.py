@@ -84,9 +84,8 @@ class ScheduleWatch:
     def _count(self, batch: Any, resized: Any) -> None:
         self.batches += 1
         cut = list(cut_entries(batch, resized))
-        self.cut += (
-            bool(cut) or not flatten_batch(resized).keys() <= flatten_batch(batch).keys()
-        )  # "segments" adds some
+        # "segments" and "window" cut nothing and add entries.
+        self.cut += bool(cut) or not flatten_batch(resized).keys() <= flatten_batch(batch).keys()
         had, kept = [], []
         for name, before, after in cut:
             counts = _comparison(name, after.dtype)

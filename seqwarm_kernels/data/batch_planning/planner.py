@@ -102,7 +102,7 @@ class BatchPlanner:
             seeds: ints, at least 0.
 
         Raises:
-            ValueError: `lengths` are no lengths, or an item is too long and `too_long` is "reject".
+            ValueError: `lengths` are not counts of tokens, or an item is too long and `too_long` is "reject".
         """
         lengths = as_lengths(lengths)
         self.check(lengths)

@@ -98,7 +98,7 @@ def _decoded(path: AnyPath, lines: list[str]) -> list[Any]:
 
 
 def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its "\\n"). The file, which may be no text, is read in blocks."""
+    """Yield (line number from 1, line without its "\\n"). The file may be binary, so it is read in blocks."""
     with chunk_errors(path), open_uncompressed(path) as file:
         for number, line in enumerate(file, start=1):
             try:

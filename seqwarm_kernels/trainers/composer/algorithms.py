@@ -95,6 +95,7 @@ class SeqLengthWarmup(Algorithm):
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._told = {"mode": mode, "boundaries": boundaries}
         self._options: dict[str, Any] = {}  # of `resize_batch`, without `truncate`
+        self._not_taken: list[str] = []  # of what these options add
         self.num_valid_tokens: Tensor | None = None  # of a batch whose mask has left it
         self._memory_is_claimed = False
         self.seq_length = min_seq_length
@@ -116,6 +117,7 @@ class SeqLengthWarmup(Algorithm):
                 if self._shards is not None:
                     raise ValueError(f"mode={self._told['mode']!r} does not support ContextParallel")
                 self._options = options_for(state.model, self._told, by_rows=True)
+                self._not_taken = names_not_taken(state.model, self._options)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
         elif self._shards is not None:
@@ -137,7 +139,7 @@ class SeqLengthWarmup(Algorithm):
         if self._options:
             resized, info = resize_batch(whole, length, return_info=True, **self._options)
             self.num_valid_tokens = info.num_valid_tokens
-            state.batch = without(resized, names_not_taken(state.model, self._options), whole)
+            state.batch = without(resized, self._not_taken, whole)
         else:
             state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)
         self.seq_length = length
