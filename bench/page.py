@@ -235,12 +235,15 @@ def _hopper() -> str:
 
 
 def _padding() -> str:
-    rows = [
-        [line["corpus"], line["counted"], line["implementation"], f"{line['figures']['padding']:.1%}"]
-        for line in read(RESULTS / "cpu_batching.jsonl")[1]
-        if line["what"] == PADDING and line["counted"] != "bytes"
-    ]
-    return markdown(["corpus", "tokens", "batches", "padding"], rows)
+    """A row for each rule, a column for each way to count tokens."""
+    shares: dict[str, dict[str, str]] = {}
+    for line in read(RESULTS / "cpu_batching.jsonl")[1]:
+        if line["what"] == PADDING and line["counted"] != "bytes":
+            row = shares.setdefault(line["implementation"], {})
+            row[f"{line['corpus']}, {line['counted']}"] = f"{line['figures']['padding']:.1%}"
+    columns = dict.fromkeys(name for row in shares.values() for name in row)
+    rows = [[name, *(row.get(column, "") for column in columns)] for name, row in shares.items()]
+    return markdown(["batches", *columns], rows)
 
 
 def _demo() -> str:

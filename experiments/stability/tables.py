@@ -18,7 +18,8 @@ NOT_YET = "not yet measured"
 
 def report(records: Sequence[Record]) -> str:
     """Every table, under its heading."""
-    return "\n\n".join(f"## {title}\n\n{make(records)}" for title, make in TABLES.items())
+    tables = {**TABLES, "final loss": _cells(_loss_cell), "tuner": tuner_table}
+    return "\n\n".join(f"## {title}\n\n{make(records)}" for title, make in tables.items())
 
 
 def compared(records: Sequence[Record], comparison: Comparison = MAIN) -> list[Run]:
@@ -93,8 +94,7 @@ def _arm_table(runs: Sequence[Run], cell: Callable[[list[Run]], str]) -> str:
 
 
 def _share_cell(runs: list[Run]) -> str:
-    found = outcomes.share_of(runs, lambda run: run.trains)
-    return "" if found is None else f"{_count(runs, lambda run: run.trains)} ({found.low:.0%} to {found.high:.0%})"
+    return _count(runs, lambda run: run.trains) if runs else ""
 
 
 def _loss_cell(runs: list[Run]) -> str:
@@ -181,8 +181,6 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {  # in the order of the 
     "search": search_table,
     "seeds that train": _cells(_share_cell),
     "arms": summary_table,
-    "final loss": _cells(_loss_cell),
     "large batches, seeds that train": _cells(_share_cell, LARGE),
     "variance by beta2": beta2_table,
-    "tuner": tuner_table,
 }
