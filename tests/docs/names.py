@@ -110,8 +110,6 @@ def lightning():
 
 
 def models():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from seqwarm_kernels import apply_alibi
 
     class MyAttention(nn.Module):
@@ -120,9 +118,6 @@ def models():
     model = transformers_model()
     apply_alibi(model, max_seq_length=64)
     model.save_pretrained("alibi")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
-    llama.save_pretrained("HuggingFaceTB/SmolLM2-135M")  # stands in for the checkpoint of this name
     return {
         **hugging_face(),
         "folder": "alibi",
@@ -130,6 +125,16 @@ def models():
         "MyAttention": MyAttention,
         "MyPositionalEncoding": type("MyPositionalEncoding", (nn.Module,), {}),
     }
+
+
+def attn_implementation():
+    """A tiny Llama in the folder that stands in for the checkpoint of the page."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
+    llama.save_pretrained("HuggingFaceTB/SmolLM2-135M")
+    return {}
 
 
 def many_devices():
@@ -142,18 +147,21 @@ def many_devices():
 
 
 def batching():
+    return {
+        "torch": torch,
+        "dataset": [{"input_ids": list(range(1, 2 + i % 30))} for i in range(100)],
+        "model": lambda **batch: batch["input_ids"].sum(),
+    }
+
+
+def text_files():
     from pathlib import Path
     from types import SimpleNamespace
 
     folder = Path("my_corpus")
     folder.mkdir()
     (folder / "text.txt").write_text(TEXT.replace(". ", ".\n"))
-    return {
-        "torch": torch,
-        "dataset": [{"input_ids": list(range(1, 2 + i % 30))} for i in range(100)],
-        "model": lambda **batch: batch["input_ids"].sum(),
-        "tokenizer": lambda text: SimpleNamespace(input_ids=list(text.encode())),
-    }
+    return {"tokenizer": lambda text: SimpleNamespace(input_ids=list(text.encode()))}
 
 
 def data_sources():
@@ -207,8 +215,10 @@ NAMES = {
     "docs/guides/huggingface.md": hugging_face,
     "docs/guides/lightning.md": lightning,
     "docs/guides/models.md": models,
+    "docs/guides/attn_implementation.md": attn_implementation,
     "docs/guides/many_devices.md": many_devices,
     "docs/guides/batching.md": batching,
+    "docs/guides/text_files.md": text_files,
     "docs/guides/data_sources.md": data_sources,
     "docs/guides/diagnostics.md": diagnostics,
     "docs/guides/tuning.md": tuning,
