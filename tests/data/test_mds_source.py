@@ -192,6 +192,12 @@ def test_right_dtypes_are_taken(tmp_path, seed):
         assert same(list(MDSSource(of_bytes(tmp_path / "b", narrow), dtype="uint8", shuffle=False)), narrow)
 
 
+def test_a_token_and_an_end_in_each_document(tmp_path):
+    """They were taken for one token of int32."""
+    made = [np.array([number % 50_257, 2], np.uint16) for number in range(10_000)]
+    assert same(list(MDSSource(of_bytes(tmp_path / "a", made), dtype="uint16", shuffle=False)), made)
+
+
 @pytest.mark.parametrize(
     ("encoding", "settings", "message"),
     [

@@ -49,11 +49,13 @@ def format_of(path: AnyPath) -> str:
     for found, suffix in FORMATS.items():
         if name.endswith(suffix):
             return found
-    raise ValueError(f"files must end in .txt or .jsonl, optionally followed by .gz or .zst, got {path}")
+    raise ValueError(f"paths must be a folder that exists, or end in .txt or .jsonl, also with .gz or .zst, got {path}")
 
 
 def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
     """Read all items of a file: strings, or decoded JSON values. Blank lines and a byte-order mark are skipped.
+
+    Only "\\n" ends a line, so a line that ends with "\\r\\n" keeps its "\\r".
 
     Args:
         path: a file whose name ends as `format_of` requires.

@@ -88,9 +88,6 @@ class RemotePath:
         if self.place.protocol not in _OBJECT_STORES:
             self.call(lambda fs, path: fs.makedirs(path, exist_ok=exist_ok))
 
-    def unlink(self) -> None:
-        self.call(lambda fs, path: fs.rm_file(path))
-
     def read_bytes(self, start: int = 0, end: int | None = None) -> bytes:
         """The bytes from `start` to before `end`, fewer if the file ends. None: to the end of the file."""
         if self.is_cached:

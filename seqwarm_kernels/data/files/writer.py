@@ -14,7 +14,7 @@ from .compression import COMPRESSIONS, compress, read_uncompressed
 from .lengths import as_lengths, has_lengths, lengths_path
 from .manifest import CHUNK_FORMATS, MANIFEST, Chunk, Manifest
 from .parquet import check_pyarrow
-from .parquet_writer import as_parquet, has_parquet_items
+from .parquet_writer import as_parquet, column_of, has_parquet_items
 from .reader import as_content
 from .remote import AnyPath, PathLike, check_location, file_size, write_file
 
@@ -81,6 +81,7 @@ class _Writer:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
         self._chunks: list[Chunk] = []
         self._items: list[Any] = []  #: of the next chunk
+        self._column: str | None = None  #: of the items, in Parquet: that of the first item
         self._finished: int | None = None  #: number of chunks of an earlier run that ended
 
     def check_settings(self) -> bool:
@@ -121,8 +122,9 @@ class _Writer:
         """The files of a chunk that are missing or damaged. Lengths come first: a chunk that exists has its lengths."""
         items, compression, length_fn = self._items, self._manifest.compression, self._length_fn
         if self._manifest.format == "parquet":
-            exists = has_parquet_items(path, items, length_fn)
-            return {} if exists else {path: as_parquet(items, compression, length_fn)}
+            column = self._column = self._column or column_of(items[0])
+            exists = has_parquet_items(path, items, column, length_fn)
+            return {} if exists else {path: as_parquet(items, column, compression, length_fn)}
         content, contents = as_content(items, self._manifest.format), {}
         exists, lengths = _has_content(path, content), lengths_path(path)
         if length_fn is not None and not (exists and has_lengths(lengths, items, length_fn)):
