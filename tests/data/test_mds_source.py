@@ -64,7 +64,7 @@ def test_compressed_shards_that_cannot_be_kept(tmp_path, monkeypatch):
     folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be unpacked: .*Not a directory"):
+    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be read: .*Not a directory"):
         MDSSource(folder).lengths()
 
 

@@ -372,7 +372,7 @@ def test_a_run_that_ends_in_the_meantime_keeps_its_manifest(tmp_path):
         (["a", "b\nc"], {}, ValueError, "items must be one line each for format 'text', got 'b"),
         (["a\n", "b\n"], {}, ValueError, "items must be one line each for format 'text', got 'a"),
         (["a", "\ud800"], {}, ValueError, "surrogates not allowed"),
-        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be JSON-serializable: .* set"),
+        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "set is not JSON serializable"),
         ([], {}, ValueError, "items must hold at least one that is not blank, got none"),
     ],
 )
@@ -385,7 +385,7 @@ def test_items_that_are_nested_too_deeply(tmp_path):
     item = []
     for _ in range(100_000):
         item = [item]
-    with pytest.raises(TypeError, match=r"items must be JSON-serializable: .*recursion"):
+    with pytest.raises(RecursionError):
         write_chunks([[], item], tmp_path, format="jsonl")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...utils.checks import needs
-from .columns import Columns, check_no_labels, names_of
+from .columns import Columns, as_columns, check_no_labels, names_of
 from .manifest import MANIFEST, Manifest
 from .reader import ChunkError, chunk_errors, reason_of
 from .remote import AnyPath, check_named_once, file_size, open_file, read_range, visible_files
@@ -102,24 +102,32 @@ class ParquetFile:
 
 
 def open_parquet_files(
-    paths: list[AnyPath], column: Columns | None, length_column: str | None
-) -> Iterator[ParquetFile | ChunkError]:
-    """Open the files of folders and files. An error takes the place of a file that is damaged or has other columns."""
+    paths: list[AnyPath],
+    column: str | Iterable[str] | None,
+    length_column: str | None = None,
+    skip: Callable[[ChunkError], None] | None = None,
+) -> list[ParquetFile]:
+    """Open the files of folders and files. `skip` is called for those that are damaged or have other columns."""
+    columns = None if column is None else as_columns(column)
 
     def opened(path: AnyPath) -> ParquetFile | ChunkError:
         try:
-            return open_parquet(path, column, length_column)
+            return open_parquet(path, columns, length_column)
         except ChunkError as error:
             return error
 
     check_pyarrow()
-    first = None
+    files: list[ParquetFile] = []
     for found in read_ahead(opened, _find(paths)):
+        if isinstance(found, ParquetFile) and files and found.kinds != files[0].kinds:
+            found = ChunkError(found.path, None, f"has columns {found.kinds}, {files[0].path} has {files[0].kinds}")
         if isinstance(found, ParquetFile):
-            first = first or found
-            if found.kinds != first.kinds:
-                found = ChunkError(found.path, None, f"has columns {found.kinds}, {first.path} has {first.kinds}")
-        yield found
+            files.append(found)
+        elif skip is None:
+            raise found
+        else:
+            skip(found)
+    return files
 
 
 def _find(paths: list[AnyPath]) -> list[AnyPath]:

@@ -22,9 +22,7 @@ def column_of(item: Any) -> str:
 
 
 def has_parquet_items(path: AnyPath, items: Sequence[Any], column: str, length_fn: Callable[[Any], int] | None) -> bool:
-    """Whether the file exists with these items. False for a damaged file, which is written again."""
-    if not path.exists():
-        return False
+    """Whether the file has these items. False if it is missing or damaged: it is then written again."""
     try:
         file = open_parquet(path, None, None if length_fn is None else LENGTH_COLUMN)
         found = file.items(0)
@@ -77,6 +75,6 @@ def _token_lists(items: Sequence[Any]) -> Any:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise _not_held(item)
     flat = np.concatenate([array.astype(np.int64, copy=False) for array in arrays])
-    fits = not flat.size or (np.iinfo(np.int32).min <= flat.min() and flat.max() <= np.iinfo(np.int32).max)
+    short = flat.astype(np.int32)
     offsets = np.cumsum([0, *map(len, arrays)])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat.astype(np.int32) if fits else flat))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(short if (short == flat).all() else flat))

@@ -6,6 +6,7 @@ import codecs
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from .compression import COMPRESSIONS, DAMAGE, compression_of, decompress, open_uncompressed
@@ -112,7 +113,7 @@ def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
 
 def as_content(items: Iterable[Any], item_format: str) -> bytes:
     """The content of a file of items, for a key of `FORMATS`."""
-    as_line = _text_line if item_format == "text" else _json_line
+    as_line = _text_line if item_format == "text" else partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
     content = b"".join([as_line(item).encode() + b"\n" for item in items])
     # Readers skip one byte-order mark, so content that begins with one gets another.
     return codecs.BOM_UTF8 + content if content.startswith(codecs.BOM_UTF8) else content
@@ -124,10 +125,3 @@ def _text_line(item: Any) -> str:
     if "\n" in item:
         raise ValueError(f"items must be one line each for format 'text', got {item!r:.60}")
     return item
-
-
-def _json_line(item: Any) -> str:
-    try:
-        return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, RecursionError) as error:
-        raise TypeError(f"items must be JSON-serializable: {error}") from error

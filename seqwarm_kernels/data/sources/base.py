@@ -79,9 +79,6 @@ class BlockSource(ABC):
     The order depends only on the seed and the epoch. Restoring reads the open block and nothing before it. Only the
     latest iterator is valid.
 
-    Args:
-        order: the options of `Order`.
-
     Attributes:
         epoch: number of the epoch.
         order: the options.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,23 +77,19 @@ class ChunkedSource(PartSource):
     def _read(self, numbers: IntArray) -> list[Any]:
         chunks = [self._chunks[number] for number in numbers.tolist()]
         loaded = read_ahead(self._load, chunks, len(chunks)) if self._reads_ahead else map(self._load, chunks)
-        items: list[Any] = []
-        for chunk, found in zip(chunks, loaded, strict=True):
-            if isinstance(found, ChunkError):
-                self._skip(str(chunk), found)
-            else:
-                items += found
-        return items
+        return list(chain.from_iterable(loaded))
 
-    def _load(self, chunk: Any) -> list[Any] | ChunkError:
+    def _load(self, chunk: Any) -> Iterable[Any]:
         try:
             items = self._items(chunk)
-            return list(zip(items, self._lengths(chunk).tolist(), strict=True)) if self.with_lengths else items
+            return zip(items, self._lengths(chunk).tolist(), strict=True) if self.with_lengths else items
         except ChunkError as error:
-            return error
+            self._skip(error, str(chunk))
+            return []
 
-    def _skip(self, name: str, error: ChunkError) -> None:
-        """Raise the error, or warn of it once and go on."""
+    def _skip(self, error: ChunkError, name: str | None = None) -> None:
+        """Raise the error, or warn of it once and go on. `name` is that of what is skipped; None: that of the file."""
+        name = name or str(error.path)
         if self.on_error == "raise":
             raise error
         if name not in self.skipped:

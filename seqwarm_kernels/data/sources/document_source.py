@@ -27,10 +27,7 @@ _RUN = 64
 
 
 class DocumentSource(PartSource):
-    """The documents of files, in runs of neighbours. The runs are shuffled, and the documents inside each buffer.
-
-    Restoring reads one buffer. The ranks read different runs. A subclass passes its files to `_set_files`.
-    """
+    """The documents of files, in runs of neighbours. A subclass passes its files to `_set_files`."""
 
     def __init__(self, *, buffer_size: int, **order: Any) -> None:
         super().__init__(**order)
@@ -115,16 +112,15 @@ class TokenSource(DocumentSource):
         arrays = [find_array(DataFile(path), dtype) for path in check_locations("paths", paths, "files of tokens")]
         folder = None if index_folder is None else check_location("index_folder", index_folder)
         if document_ends is None:
-            token = start_token if end_token is None else end_token
-            separator = Separator(int(token), at_end=end_token is not None)  # type: ignore[arg-type]  # one is given
+            name, token = ("start_token", start_token) if end_token is None else ("end_token", end_token)
+            separator = Separator(name, int(token))  # type: ignore[arg-type]  # one is given
             boundaries = [found_boundaries(array, separator, folder) for array in arrays]
         else:
             ends = [document_ends] if is_path(paths) else list(document_ends)
             if len(ends) != len(arrays):
                 raise ValueError(f"document_ends must have an entry for each of {len(arrays)} files, got {len(ends)}")
             boundaries = [given_boundaries(array, each) for array, each in zip(arrays, ends, strict=True)]
-        found = zip(arrays, boundaries, strict=True)
-        self._set_files([TokenFile(array.file, array.dtype, array.first_byte, each) for array, each in found])
+        self._set_files([*map(TokenFile, arrays, boundaries)])
 
 
 class MegatronSource(DocumentSource):

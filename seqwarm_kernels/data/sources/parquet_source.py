@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ..batch_planning.plan import IntArray
-from ..files.columns import as_columns
 from ..files.lengths import as_lengths, check_lengths, read_lengths
 from ..files.parquet import ParquetFile, open_parquet_files
 from ..files.reader import ChunkError
@@ -67,13 +66,7 @@ class ParquetSource(ChunkedSource):
         **order: Any,
     ) -> None:
         super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
-        files = []
-        columns = None if column is None else as_columns(column)
-        for found in open_parquet_files(check_locations("paths", paths, _WANTED), columns, length_column):
-            if isinstance(found, ParquetFile):
-                files.append(found)
-            else:
-                self._skip(str(found.path), found)
+        files = open_parquet_files(check_locations("paths", paths, _WANTED), column, length_column, self._skip)
         row_groups = [_RowGroup(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
         facts = [(file.path.name, file.rows, file.bytes) for file in files]
         self._set_chunks(row_groups, [file.path for file in files], facts)
@@ -92,8 +85,7 @@ class ParquetSource(ChunkedSource):
             raise ValueError(f"{first.path} has no lengths: call count_lengths, or pass length_column")
 
     def _items(self, chunk: _RowGroup) -> list[Any]:
-        file, number = chunk
-        return file.items(number)
+        return chunk.file.items(chunk.number)
 
     def _lengths(self, chunk: _RowGroup) -> IntArray:
         file, number = chunk
@@ -120,10 +112,7 @@ def count_lengths(
     Raises:
         ValueError: a file cannot be read, or `length_fn` returns another length than was counted before.
     """
-    columns = None if column is None else as_columns(column)
-    for file in open_parquet_files(check_locations("paths", paths, _WANTED), columns, None):
-        if isinstance(file, ChunkError):
-            raise file
+    for file in open_parquet_files(check_locations("paths", paths, _WANTED), column):
         if not (groups := [number for number, rows in enumerate(file.rows) if rows]):
             continue
         items, target = (file.items(number) for number in groups), file.lengths_path
