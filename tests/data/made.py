@@ -6,6 +6,7 @@ from itertools import islice
 from hypothesis import strategies as st
 
 from seqwarm_kernels.data import Piece
+from seqwarm_kernels.data.files.remote import RemotePath
 
 #: Lists of lengths: mixed ones, short ones, equal ones, and empty lists.
 lengths_lists = st.one_of(
@@ -109,3 +110,11 @@ class Stream:
 
     def load_state_dict(self, state_dict):
         self.begin = state_dict["next"]
+
+
+def remove(path):
+    """Remove a file, which may be at a URL."""
+    if isinstance(path, RemotePath):
+        path.call(lambda fs, place: fs.rm_file(place))
+    else:
+        path.unlink()

@@ -64,7 +64,7 @@ def test_compressed_shards_that_cannot_be_kept(tmp_path, monkeypatch):
     folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be unpacked: .*Not a directory"):
+    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be read: .*Not a directory"):
         MDSSource(folder).lengths()
 
 
@@ -190,6 +190,12 @@ def test_right_dtypes_are_taken(tmp_path, seed):
     if vocabulary <= 256:
         narrow = [document.astype(np.uint8) for document in made]
         assert same(list(MDSSource(of_bytes(tmp_path / "b", narrow), dtype="uint8", shuffle=False)), narrow)
+
+
+def test_a_token_and_an_end_in_each_document(tmp_path):
+    """They were taken for one token of int32."""
+    made = [np.array([number % 50_257, 2], np.uint16) for number in range(10_000)]
+    assert same(list(MDSSource(of_bytes(tmp_path / "a", made), dtype="uint16", shuffle=False)), made)
 
 
 @pytest.mark.parametrize(

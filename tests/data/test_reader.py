@@ -95,6 +95,12 @@ def test_invalid_files(tmp_path, name, content, line, message):
     assert str(error.value).startswith(str(path) if line is None else f"{path}, line {line}: ")
 
 
+def test_lines_that_end_as_those_of_windows(tmp_path):
+    for name, items in (("a.txt", ["1\r", "2\r"]), ("a.jsonl", [1, 2])):
+        (tmp_path / name).write_bytes(b"1\r\n\r\n2\r\n")
+        assert read_chunk(tmp_path / name) == items
+
+
 def test_json_with_surrounding_spaces(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b' {"a": 1}\n\t[2]  \n\r3\r\n4 \t\r\n')
@@ -127,7 +133,7 @@ def test_json_that_is_nested_too_deeply(tmp_path):
 def test_other_suffixes_are_rejected(tmp_path, name):
     (tmp_path / name).write_text("a\n")
     with pytest.raises(
-        ValueError, match=f"files must end in .txt or .jsonl, optionally followed by .gz or .zst, got .*{name}"
+        ValueError, match=f"paths must be a folder that exists, or end in .txt or .jsonl, .* got .*{name}"
     ):
         read_chunk(tmp_path / name)
 

@@ -22,6 +22,8 @@ from seqwarm_kernels.data.files.remote import (
     write_file,
 )
 
+from .made import remove
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
@@ -52,7 +54,7 @@ def test_the_methods_of_a_folder(folder):
     assert (folder / "a.txt").exists()
     assert not (folder / "c.txt").exists()
     assert (folder / "a.txt").parent == folder
-    (folder / "a.txt").unlink()
+    remove(folder / "a.txt")
     assert not (folder / "a.txt").exists()
 
 
@@ -65,7 +67,7 @@ def test_files_at_the_root_of_a_store(monkeypatch, tmp_path, root):
     for each in (path, check_location("path", f"{root}{name}"), path.with_name(name), path.parent / name):
         assert (each.name, each.read_bytes()) == (name, b"content")
     assert path in visible_files(path.parent)
-    path.unlink()
+    remove(path)
     assert not list(tmp_path.iterdir())  # a path such as memory:/name would be that of a local file
 
 

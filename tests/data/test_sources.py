@@ -209,18 +209,16 @@ def test_states_of_other_configurations(name, make, paths):
         with pytest.raises(ValueError, match=f"of another configuration: {entry} is {state[entry]} in the state"):
             source.load_state_dict(state)
         assert source.state_dict() == before
+    for entry in state.keys() - {"epoch", "block", "position", "dataset"}:
+        without = {key: value for key, value in state.items() if key != entry}
+        with pytest.raises(ValueError, match=f"of another configuration: {entry} is unknown in the state"):
+            make(seed=1).load_state_dict(without)
     with pytest.raises(ValueError, match="source is 'other' in the state"):
         make(seed=1).load_state_dict({**state, "source": "other"})
     if name != "stream":  # does not know its items
         other_items = FORMATS[name][1](paths(name, DOCUMENTS[:150]), seed=1)
         with pytest.raises(ValueError, match=r"(files|length) is .* in the state"):
             other_items.load_state_dict(state)
-
-
-def test_a_misspelt_option_names_the_source(make):
-    name = type(make()).__name__
-    with pytest.raises(TypeError, match=f"{name}.* got an unexpected keyword argument 'shufle'"):
-        make(shufle=False)
 
 
 def test_ints_of_numpy_in_options(make):
@@ -297,6 +295,11 @@ def test_arrays_and_datasets_that_read_many_items_at_once():
 
 
 # ---- streams
+
+
+def test_a_list_is_no_stream():
+    with pytest.raises(TypeError, match="dataset must have state_dict and load_state_dict, got a list"):
+        StreamSource([1, 2, 3])
 
 
 def test_restoring_a_stream_reads_the_open_buffer_only():

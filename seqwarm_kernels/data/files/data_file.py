@@ -77,11 +77,11 @@ def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) 
             os.posix_fadvise(descriptor, first_byte, count * itemsize, os.POSIX_FADV_WILLNEED)
 
 
-def as_token_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype of ints. NumPy raises a TypeError if there is no such dtype."""
-    found = np.dtype(dtype)
-    if found.kind not in "iu":
-        raise ValueError(f"{name} must be a NumPy dtype of ints such as 'uint16', got {found}")
+def as_token_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """Return a dtype of ints, or None. NumPy raises a TypeError if there is no such dtype."""
+    found = None if dtype is None else np.dtype(dtype)
+    if found is not None and found.kind not in "iu":
+        raise ValueError(f"dtype must be a NumPy dtype of ints such as 'uint16', got {found}")
     return found
 
 
@@ -93,6 +93,8 @@ def fitting_dtype(documents: Sequence[NDArray[Any]]) -> np.dtype[Any]:
         lower, upper = tokens.astype(f"i{dtype.itemsize}").astype(np.int64).reshape(-1, 2).T
         upper = upper + (upper < 0)  # the upper half of a small negative number, such as an ignored label, is -1
         filled = (lower != 0) | (upper != 0)  # other pairs are padding, or the upper halves of int64
+        if counts.max() == 2 and len(np.unique(upper[filled])) == 1 and upper.any():  # a token and an end in each
+            break
         if 2 * np.count_nonzero(np.abs(lower) > 256 * np.abs(upper).max()) <= np.count_nonzero(filled):
             break
         dtype = np.dtype(f"i{2 * dtype.itemsize}")

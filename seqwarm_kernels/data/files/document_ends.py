@@ -25,23 +25,15 @@ _THREADS = 2  #: one reads while the other searches
 class Separator(NamedTuple):
     """The token that every document has at its end or at its start. It belongs to the document."""
 
+    name: str  #: "end_token" or "start_token"
     token: int
-    at_end: bool
-
-    @property
-    def name(self) -> str:
-        return "end_token" if self.at_end else "start_token"
 
 
 def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyPath | None) -> IntArray:
     """Find the documents of an array, (documents + 1,) int64. The whole file is read the first time.
 
-    The boundaries are kept in a file, which counts as long as size and time of change of the array's file are the same.
-
-    Args:
-        array: the tokens.
-        separator: the token between documents.
-        index_folder: where the boundaries are kept; None: beside the file.
+    The boundaries are kept in a file, in `index_folder` or beside the array's. It counts as long as size and time of
+    change of the array's file are the same.
     """
     path = _index_path(array.file.local, separator, index_folder)
     facts = array.file.local.stat()
@@ -84,7 +76,7 @@ def _search(array: TokenArray, separator: Separator) -> IntArray:
     def found(first: int) -> IntArray:
         count = min(_TOKENS_PER_READ, array.tokens - first)
         tokens = array.file.read(array.dtype, array.first_byte + first * array.dtype.itemsize, count)
-        return np.flatnonzero(tokens == separator.token) + (first + int(separator.at_end))
+        return np.flatnonzero(tokens == separator.token) + (first + int(separator.name == "end_token"))
 
     firsts, title = range(0, array.tokens, _TOKENS_PER_READ), f"find documents in {array.file.path.name}"
     reads = read_ahead(found, firsts, _THREADS)

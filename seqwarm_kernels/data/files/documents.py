@@ -13,16 +13,11 @@ from numpy.typing import NDArray
 
 from ..batch_planning.plan import IntArray
 from .data_file import DataFile
+from .token_arrays import TokenArray
 
 
 class DocumentFile(ABC):
-    """A file of documents.
-
-    Args:
-        file: the file.
-        num_documents: number of documents in the file.
-        facts: what tells this file from another one of the same name, as plain values.
-    """
+    """A file of documents. Its `facts` tell it from another one of the same name."""
 
     def __init__(self, file: DataFile, num_documents: int, facts: tuple[Any, ...]) -> None:
         self.file = file
@@ -48,16 +43,12 @@ class DocumentFile(ABC):
 class TokenFile(DocumentFile):
     """Tokens of one dtype, document after document.
 
-    Args:
-        file: the file.
-        dtype: of a token.
-        first_byte: where the tokens begin.
-        boundaries: (documents + 1,) int64, non-decreasing, in tokens from `first_byte`.
+    The boundaries of documents, (documents + 1,) int64, are in tokens from the first one and do not decrease.
     """
 
-    def __init__(self, file: DataFile, dtype: np.dtype[Any], first_byte: int, boundaries: IntArray) -> None:
-        super().__init__(file, len(boundaries) - 1, (dtype.str, zlib.crc32(boundaries.data)))
-        self._dtype, self._first_byte, self._boundaries = dtype, first_byte, boundaries
+    def __init__(self, array: TokenArray, boundaries: IntArray) -> None:
+        super().__init__(array.file, len(boundaries) - 1, (array.dtype.str, zlib.crc32(boundaries.data)))
+        self._dtype, self._first_byte, self._boundaries = array.dtype, array.first_byte, boundaries
 
     def lengths(self) -> IntArray:
         return np.diff(self._boundaries)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reader import ChunkError, reason_of
-from .remote import AnyPath, read_range, write_file
+from .remote import AnyPath, read_range
 
 LENGTHS_SUFFIX = ".lengths.npy"
 _HEADER = 128  #: bytes in front of one dimension of ints, as numpy.save writes it
@@ -50,10 +50,6 @@ def as_lengths(items: Iterable[Any], length_fn: Callable[[Any], int]) -> bytes:
     return buffer.getvalue()
 
 
-def write_lengths(path: AnyPath, items: Iterable[Any], length_fn: Callable[[Any], int]) -> None:
-    write_file(path, as_lengths(items, length_fn))
-
-
 def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int]) -> bool:
     """Whether the file has the lengths. Those of a few items are compared with `length_fn`."""
     try:
@@ -65,19 +61,15 @@ def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], 
 
 
 def check_lengths(
-    path: AnyPath,
-    items: Sequence[Any],
-    lengths: NDArray[np.int64],
-    length_fn: Callable[[Any], int],
-    advice: str = "write these items into another folder",
+    path: AnyPath, items: Sequence[Any], lengths: NDArray[np.int64], length_fn: Callable[[Any], int]
 ) -> None:
-    """Count a few items of a file again. `advice` says what to do if `length_fn` is right."""
+    """Count a few items of a file again, and compare them with its lengths."""
     for index in np.linspace(0, len(items) - 1, _SPOT_CHECKS).astype(int).tolist():
         stored, counted = int(lengths[index]), count_length(length_fn, items[index])
         if stored != counted:
             raise ValueError(
                 f"length_fn must count as the function that wrote {path}: got {counted} tokens instead of {stored} for "
-                f"{items[index]!r:.60}; {advice}"
+                f"{items[index]!r:.60}"
             )
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .compression import COMPRESSIONS
-from .lengths import lengths_path, read_lengths
 from .reader import FORMATS, ChunkError, chunk_errors
 from .remote import AnyPath, write_file
-from .transfers import read_ahead
 
 MANIFEST = "manifest.json"
-CHUNK_PREFIX = "chunk-"
-_THREADS = 16
 
 #: Formats of `write_chunks`, and the suffixes of their files.
 CHUNK_FORMATS = {**FORMATS, "parquet": ".parquet"}
@@ -48,7 +41,7 @@ class Manifest:
 
     def file_name(self, number: int) -> str:
         suffix = "" if self.format == "parquet" else COMPRESSIONS[self.compression]  # Parquet compresses its pages
-        return f"{CHUNK_PREFIX}{number:06d}{CHUNK_FORMATS[self.format]}{suffix}"
+        return f"chunk-{number:06d}{CHUNK_FORMATS[self.format]}{suffix}"
 
     def write(self, folder: AnyPath) -> None:
         write_file(folder / MANIFEST, (json.dumps(asdict(self), indent=1) + "\n").encode())
@@ -63,8 +56,6 @@ class Manifest:
             entries = json.loads(content)
             chunks = entries.pop("chunks")
             manifest = Manifest(**entries, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
-            if manifest.chunks == ():
-                raise ValueError("no chunks")
             for number, chunk in enumerate(manifest.chunks or ()):
                 if chunk.file != manifest.file_name(number):
                     raise ValueError(f"chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}")
@@ -72,12 +63,8 @@ class Manifest:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
 
-    def lengths(self, folder: AnyPath) -> NDArray[np.int64]:
-        """Read the lengths of all items, in the order of the chunks, (items,) int64."""
-        if self.length_fn is None:
-            raise ValueError(f"{folder} has no lengths: call write_chunks with length_fn")
-
-        def read(chunk: Chunk) -> NDArray[np.int64]:
-            return read_lengths(lengths_path(folder / chunk.file), chunk.items)
-
-        return np.concatenate([np.empty(0, np.int64), *read_ahead(read, self.chunks or (), _THREADS)])
+    def finished(self, folder: AnyPath) -> tuple[Chunk, ...]:
+        """The chunks. Raises a ValueError if `write_chunks` has not finished the folder."""
+        if self.chunks is None:
+            raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
+        return self.chunks

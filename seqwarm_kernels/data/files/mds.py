@@ -24,6 +24,7 @@ from ..batch_planning.plan import IntArray
 from .columns import Columns, check_no_labels, names_of
 from .data_file import DataFile, fitting_dtype
 from .documents import DocumentFile, split
+from .reader import chunk_errors
 from .remote import AnyPath, folder_of_copy
 
 INDEX = "index.json"  #: name of the file that lists the shards of a folder
@@ -35,12 +36,7 @@ _ALGORITHMS = {"br": "brotli", "bz2": "bzip2", "gz": "gzip", "snappy": "snappy",
 
 
 def open_mds(folder: AnyPath, column: Columns, dtype: np.dtype[Any] | None) -> list[MDSShard]:
-    """The shards of a folder that `MDSWriter` wrote, or of a merged index. Nothing but the index is read.
-
-    Args:
-        folder: has an index.json, and the shards beside it or in folders.
-        column, dtype: as in `MDSShard.select`.
-    """
+    """The shards of a folder that `MDSWriter` wrote, or of a merged index. Nothing but the index is read."""
     with needs("MDS shards need mosaicml-streaming", "seqwarm_kernels[mds]"):
         from streaming.base.format import reader_from_json
     file = DataFile(folder / INDEX)
@@ -60,11 +56,8 @@ def open_mds(folder: AnyPath, column: Columns, dtype: np.dtype[Any] | None) -> l
 class MDSShard(DocumentFile):
     """One shard: the number of samples, the byte where each sample begins and the last one ends, then the samples.
 
-    A sample is the sizes of those columns that vary in size, then the columns.
-
-    Args:
-        folder: the folder of the index.
-        shard: mosaicml-streaming's reader of the shard, which takes most entries of the index as they are.
+    A sample is the sizes of those columns that vary in size, then the columns. mosaicml-streaming's reader of the shard
+    takes most entries of the index as they are.
     """
 
     def __init__(self, folder: AnyPath, shard: Any) -> None:
@@ -201,12 +194,10 @@ class _CompressedShard(DataFile):
         if isinstance(self.path, Path) and self.path.exists():  # mosaicml-streaming has unpacked it
             return self.path
         packed, size = self._packed.local.resolve(), self._packed.size
-        try:
+        with chunk_errors(self._packed.path):
             path = folder_of_copy(packed, (size, packed.stat().st_mtime_ns)) / "file"
             if not path.exists():
                 write_atomically(path, self._unpacked())
-        except OSError as error:
-            raise self._packed.error(f"cannot be unpacked: {error}") from error
         return path
 
     def _unpacked(self) -> bytes:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .data_file import DataFile
 from .documents import TokenFile
 from .remote import AnyPath
+from .token_arrays import TokenArray
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = np.dtype([("magic", "V9"), ("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")])
@@ -38,7 +39,7 @@ def open_megatron(prefix: AnyPath) -> TokenFile:
     _check_indices(index, first_index, indices, num_sequences)
     size = int(bounds[-1]) * dtype.itemsize
     tokens.check_size(size, f"{index.path.name} has {bounds[-1]:,} tokens of {dtype} in {size:,} bytes")
-    return TokenFile(tokens, dtype, 0, bounds[indices])
+    return TokenFile(TokenArray(tokens, dtype, 0, int(bounds[-1])), bounds[indices])
 
 
 def _read_header(index: DataFile) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...utils.checks import needs
-from .columns import Columns, check_no_labels, names_of
+from .columns import Columns, as_columns, check_no_labels, names_of
 from .manifest import MANIFEST, Manifest
 from .reader import ChunkError, chunk_errors, reason_of
 from .remote import AnyPath, check_named_once, file_size, open_file, read_range, visible_files
@@ -32,7 +32,6 @@ SUFFIX = ".parquet"
 TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
 
 _END = 2**16  #: bytes at the end of a file whose checksum tells its versions apart
-_THREADS = 16
 
 
 def check_pyarrow() -> None:
@@ -50,6 +49,7 @@ class ParquetFile:
     bytes: int  #: size of the file, as a change of its items is likely to show
     column: Columns
     kinds: dict[str, str]  #: name of a column of items -> "text", or "tokens", which are lists of ints
+    length_column: str | None
 
     def items(self, group: int) -> list[Any]:
         """The items of a row group: strings or NumPy arrays, or dicts of these."""
@@ -60,24 +60,19 @@ class ParquetFile:
             return values[0]
         return [dict(zip(self.kinds, row, strict=True)) for row in zip(*values, strict=True)]
 
-    def lengths(self, group: int, length_column: str | None = None) -> NDArray[np.int64]:
-        """The lengths of a row group in a column, or those of the lists in its first column, (items,) int64."""
+    def lengths(self, group: int) -> NDArray[np.int64]:
+        """The lengths of a row group: those in `length_column`, or of the lists in the first column, (items,) int64."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         with _opened(self.path, f"row group {group}") as file:
-            column = self._table(file, group, [length_column or self._first]).column(0)
-            lengths = pc.list_value_length(column) if length_column is None else column.cast(pa.uint32())
+            column = self._table(file, group, [self.length_column or next(iter(self.kinds))]).column(0)
+            lengths = pc.list_value_length(column) if self.length_column is None else column.cast(pa.uint32())
             return np.asarray(lengths, np.int64)
 
     @property
-    def holds_text(self) -> bool:
-        """Whether the first column, which tells the lengths, is text."""
-        return self.kinds[self._first] == "text"
-
-    @property
-    def _first(self) -> str:
-        return next(iter(self.kinds))
+    def has_lengths(self) -> bool:
+        return self.length_column is not None or next(iter(self.kinds.values())) == "tokens"
 
     def _table(self, file: Any, group: int, names: Sequence[str]) -> Any:
         """Columns of a row group, which have no nulls."""
@@ -99,34 +94,40 @@ class ParquetFile:
         """Where `count_lengths` keeps the lengths. A file with other row groups, of another size or with other last
         64 KiB has another path. Other changes are not noticed.
         """
-        try:  # the footer alone does not change if rows of an uncompressed row group change their places
+        with chunk_errors(self.path):  # the footer alone does not change if uncompressed rows change their places
             end = zlib.crc32(read_range(self.path, max(0, self.bytes - _END), self.bytes))
-        except OSError as error:
-            raise ChunkError(self.path, None, f"cannot be read: {error}") from error
         version = hashlib.sha256(repr((self.rows, self.bytes, end)).encode()).hexdigest()[:8]
         columns = ",".join(quote(name, safe="") for name in self.kinds)
         return self.path.with_name(f"{self.path.name[: -len(SUFFIX)]}.{columns}.{version}.lengths.npy")
 
 
 def open_parquet_files(
-    paths: list[AnyPath], column: Columns | None, length_column: str | None
-) -> Iterator[ParquetFile | ChunkError]:
-    """Open the files of folders and files. An error takes the place of a file that is damaged or has other columns."""
+    paths: list[AnyPath],
+    column: str | Iterable[str] | None,
+    length_column: str | None = None,
+    skip: Callable[[ChunkError], None] | None = None,
+) -> list[ParquetFile]:
+    """Open the files of folders and files. `skip` is called for those that are damaged or have other columns."""
+    columns = None if column is None else as_columns(column)
 
     def opened(path: AnyPath) -> ParquetFile | ChunkError:
         try:
-            return open_parquet(path, column, length_column)
+            return open_parquet(path, columns, length_column)
         except ChunkError as error:
             return error
 
     check_pyarrow()
-    first = None
-    for found in read_ahead(opened, _find(paths), _THREADS):
+    files: list[ParquetFile] = []
+    for found in read_ahead(opened, _find(paths)):
+        if isinstance(found, ParquetFile) and files and found.kinds != files[0].kinds:
+            found = ChunkError(found.path, None, f"has columns {found.kinds}, {files[0].path} has {files[0].kinds}")
         if isinstance(found, ParquetFile):
-            first = first or found
-            if found.kinds != first.kinds:
-                found = ChunkError(found.path, None, f"has columns {found.kinds}, {first.path} has {first.kinds}")
-        yield found
+            files.append(found)
+        elif skip is None:
+            raise found
+        else:
+            skip(found)
+    return files
 
 
 def _find(paths: list[AnyPath]) -> list[AnyPath]:
@@ -150,10 +151,7 @@ def _find(paths: list[AnyPath]) -> list[AnyPath]:
 
 def _in_folder(folder: AnyPath) -> list[AnyPath]:
     if (folder / MANIFEST).exists():
-        chunks = Manifest.read(folder).chunks
-        if chunks is None:
-            raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
-        files = [folder / chunk.file for chunk in chunks]
+        files = [folder / chunk.file for chunk in Manifest.read(folder).finished(folder)]
     else:
         files = visible_files(folder)
     files = [path for path in files if path.name.lower().endswith(SUFFIX)]
@@ -174,7 +172,7 @@ def open_parquet(path: AnyPath, column: Columns | None, length_column: str | Non
             check_no_labels(found, [field.name for field in schema if _is_list_of_ints(field.type)])
         # In a damaged file a column of a row group may abort the process, so none is asked for its size.
         rows = tuple(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
-        return ParquetFile(path, rows, file_size(path), found, kinds)
+        return ParquetFile(path, rows, file_size(path), found, kinds, length_column)
 
 
 @contextmanager
@@ -186,10 +184,8 @@ def _opened(path: AnyPath, place: str) -> Iterator[Any]:
     try:
         with open_file(path) as file:
             yield pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True)
-    except FileNotFoundError as error:
-        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
     except (KeyError, OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = reason_of(error).strip().partition("\n")[0]
         raise ChunkError(path, None, f"{place}: {reason}") from error
 
 

@@ -6,6 +6,7 @@ import codecs
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from .compression import COMPRESSIONS, DAMAGE, compression_of, decompress, open_uncompressed
@@ -49,11 +50,13 @@ def format_of(path: AnyPath) -> str:
     for found, suffix in FORMATS.items():
         if name.endswith(suffix):
             return found
-    raise ValueError(f"files must end in .txt or .jsonl, optionally followed by .gz or .zst, got {path}")
+    raise ValueError(f"paths must be a folder that exists, or end in .txt or .jsonl, also with .gz or .zst, got {path}")
 
 
 def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
     """Read all items of a file: strings, or decoded JSON values. Blank lines and a byte-order mark are skipped.
+
+    Only "\\n" ends a line, so a line that ends with "\\r\\n" keeps its "\\r".
 
     Args:
         path: a file whose name ends as `format_of` requires.
@@ -110,7 +113,7 @@ def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
 
 def as_content(items: Iterable[Any], item_format: str) -> bytes:
     """The content of a file of items, for a key of `FORMATS`."""
-    as_line = _text_line if item_format == "text" else _json_line
+    as_line = _text_line if item_format == "text" else partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
     content = b"".join([as_line(item).encode() + b"\n" for item in items])
     # Readers skip one byte-order mark, so content that begins with one gets another.
     return codecs.BOM_UTF8 + content if content.startswith(codecs.BOM_UTF8) else content
@@ -122,10 +125,3 @@ def _text_line(item: Any) -> str:
     if "\n" in item:
         raise ValueError(f"items must be one line each for format 'text', got {item!r:.60}")
     return item
-
-
-def _json_line(item: Any) -> str:
-    try:
-        return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, RecursionError) as error:
-        raise TypeError(f"items must be JSON-serializable: {error}") from error

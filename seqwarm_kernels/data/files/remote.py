@@ -88,9 +88,6 @@ class RemotePath:
         if self.place.protocol not in _OBJECT_STORES:
             self.call(lambda fs, path: fs.makedirs(path, exist_ok=exist_ok))
 
-    def unlink(self) -> None:
-        self.call(lambda fs, path: fs.rm_file(path))
-
     def read_bytes(self, start: int = 0, end: int | None = None) -> bytes:
         """The bytes from `start` to before `end`, fewer if the file ends. None: to the end of the file."""
         if self.is_cached:
@@ -107,29 +104,14 @@ class RemotePath:
 
     def call(self, use: Callable[[Any, str], T]) -> T:
         """Call `use` with the file system of fsspec and the path in it, again after errors that may pass."""
+        from fsspec import filesystem
 
         def called() -> T:
-            fs = _file_system(self.place)
+            fs = filesystem(self.place.protocol, **self.place.storage_options)  # fsspec keeps one for a process
             fs.invalidate_cache()  # the listings that fsspec keeps: other processes may write
             return use(fs, self.place.path)
 
         return with_retries(called, self)
-
-
-_shared: dict[tuple[int, str, str], Any] = {}  #: file systems, by process and settings
-
-
-def _file_system(place: Any) -> Any:
-    """The file system of this process. fsspec would log in again for each thread, also where one serves all."""
-    from fsspec import filesystem
-
-    key = os.getpid(), place.protocol, str(place.storage_options)
-    if key not in _shared:
-        fs = filesystem(place.protocol, **place.storage_options)
-        if not fs.async_impl:
-            return fs
-        _shared[key] = fs
-    return _shared[key]
 
 
 AnyPath = Path | RemotePath

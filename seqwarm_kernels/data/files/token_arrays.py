@@ -38,9 +38,7 @@ class TokenArray(NamedTuple):
 def find_array(file: DataFile, dtype: np.dtype[Any] | None) -> TokenArray:
     """Find the tokens of a file from its header. A file without a header holds nothing but tokens.
 
-    Args:
-        file: the file.
-        dtype: of a token; None: that of the header, else `DEFAULT_DTYPE`.
+    Without `dtype`, it is that of the header, else `DEFAULT_DTYPE`.
     """
     start = file.read(np.dtype(np.uint8), 0, min(file.size, 8)).tobytes()
     for magic, kind in _FOREIGN.items():

@@ -27,8 +27,7 @@ _CODES = {
 }
 _REFUSALS = (ImportError, NotImplementedError, TypeError, ValueError)
 
-#: Threads of `read_ahead`.
-_MAX_READERS = 8
+_READERS = 8  #: threads of `read_ahead`
 
 
 def with_retries(call: Callable[[], T], place: object) -> T:
@@ -61,9 +60,7 @@ def _may_pass(error: BaseException) -> bool:
 def _as_os_error(error: Exception, place: object) -> OSError:
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), errno.EIO)
     problem = os.strerror(code)
-    if code == errno.EACCES:
-        problem = without_secrets(str(getattr(error, "strerror", None) or error))
-    elif code == errno.EIO:
+    if code in (errno.EIO, errno.EACCES):  # a store says which permission is missing
         attempts = f"{len(_WAITS) + 1} attempts failed, the last with " if _may_pass(error) else ""
         problem = f"{attempts}{type(error).__name__}: {without_secrets(str(error))}"
     return OSError(code, problem, str(place))  # of the subclass for the code
@@ -75,13 +72,13 @@ def check_size(received: int, expected: int | None) -> None:
         raise OSError(f"{received:,} bytes received, expected {expected:,}")
 
 
-def read_ahead(read: Callable[[S], T], arguments: Iterable[S], count: int) -> Iterator[T]:
+def read_ahead(read: Callable[[S], T], arguments: Iterable[S], count: int = 2 * _READERS) -> Iterator[T]:
     """Like map(read, arguments). Threads read up to `count` results before they are requested.
 
     Closing the iterator drops what was not begun. An error is raised in place of its result.
     """
     pending: deque[Future[T]] = deque()
-    pool = ThreadPoolExecutor(min(count, _MAX_READERS), thread_name_prefix="read_ahead")
+    pool = ThreadPoolExecutor(min(count, _READERS), thread_name_prefix="read_ahead")
     try:
         for argument in arguments:
             pending.append(pool.submit(read, argument))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from tqdm import tqdm
@@ -14,7 +15,7 @@ from .compression import COMPRESSIONS, compress, read_uncompressed
 from .lengths import as_lengths, has_lengths, lengths_path
 from .manifest import CHUNK_FORMATS, MANIFEST, Chunk, Manifest
 from .parquet import check_pyarrow
-from .parquet_writer import as_parquet, has_parquet_items
+from .parquet_writer import as_parquet, column_of, has_parquet_items
 from .reader import as_content
 from .remote import AnyPath, PathLike, check_location, file_size, write_file
 
@@ -69,18 +70,20 @@ def write_chunks(
     writer.check_settings()
     disable = None if progress else True
     with tqdm(items, desc="write_chunks", unit=" items", disable=disable, file=standard_error()) as bar:
-        for item in bar:
-            writer.add(item)
+        kept = (item for item in bar if format != "text" or not isinstance(item, str) or item.strip())
+        while chunk := list(islice(kept, items_per_chunk)):
+            writer.write(chunk)
+            del chunk  # one is in memory
     return writer.finish()
 
 
 class _Writer:
-    """Collects the items of a chunk, writes each full chunk, and the manifest at the end."""
+    """Writes chunk after chunk, and the manifest at the end."""
 
     def __init__(self, folder: AnyPath, manifest: Manifest, length_fn: Callable[[Any], int] | None) -> None:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
         self._chunks: list[Chunk] = []
-        self._items: list[Any] = []  #: of the next chunk
+        self._column: str | None = None  #: of the items, in Parquet: that of the first item
         self._finished: int | None = None  #: number of chunks of an earlier run that ended
 
     def check_settings(self) -> bool:
@@ -97,32 +100,25 @@ class _Writer:
         self._finished = None if existing.chunks is None else len(existing.chunks)
         return True
 
-    def add(self, item: Any) -> None:
-        if self._manifest.format == "text" and isinstance(item, str) and not item.strip():
-            return
-        self._items.append(item)
-        if len(self._items) == self._manifest.items_per_chunk:
-            self._write_chunk()
-
-    def _write_chunk(self) -> None:
+    def write(self, items: list[Any]) -> None:
         if len(self._chunks) == self._finished:  # states of its sources would be refused
             raise ValueError(f"folder {self._folder} is finished with fewer items: write these into another folder")
         path = self._folder / self._manifest.file_name(len(self._chunks))
-        contents = self._missing_files(path)
+        contents = self._missing_files(path, items)
         # The settings are written before the first chunk, so that no other run can use different ones.
         if not self._chunks and not self.check_settings():
             self._manifest.write(self._folder)
         for file, content in contents.items():
             write_file(file, content)
-        self._chunks.append(Chunk(path.name, len(self._items), file_size(path)))
-        self._items = []
+        self._chunks.append(Chunk(path.name, len(items), file_size(path)))
 
-    def _missing_files(self, path: AnyPath) -> dict[AnyPath, bytes]:
+    def _missing_files(self, path: AnyPath, items: list[Any]) -> dict[AnyPath, bytes]:
         """The files of a chunk that are missing or damaged. Lengths come first: a chunk that exists has its lengths."""
-        items, compression, length_fn = self._items, self._manifest.compression, self._length_fn
+        compression, length_fn = self._manifest.compression, self._length_fn
         if self._manifest.format == "parquet":
-            exists = has_parquet_items(path, items, length_fn)
-            return {} if exists else {path: as_parquet(items, compression, length_fn)}
+            column = self._column = self._column or column_of(items[0])
+            exists = has_parquet_items(path, items, column, length_fn)
+            return {} if exists else {path: as_parquet(items, column, compression, length_fn)}
         content, contents = as_content(items, self._manifest.format), {}
         exists, lengths = _has_content(path, content), lengths_path(path)
         if length_fn is not None and not (exists and has_lengths(lengths, items, length_fn)):
@@ -130,8 +126,6 @@ class _Writer:
         return contents if exists else {**contents, path: compress(content, compression)}
 
     def finish(self) -> Manifest:
-        if self._items:
-            self._write_chunk()
         if not self._chunks:
             raise ValueError("items must hold at least one that is not blank, got none")
         surplus = self._folder / self._manifest.file_name(len(self._chunks))
@@ -143,9 +137,7 @@ class _Writer:
 
 
 def _has_content(path: AnyPath, content: bytes) -> bool:
-    """Whether the file exists with this content. False for a damaged file, which is written again."""
-    if not path.exists():
-        return False
+    """Whether the file has this content. False if it is missing or damaged: it is then written again."""
     try:
         existing = read_uncompressed(path)
     except OSError:

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from operator import length_hint
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -79,18 +79,14 @@ class BlockSource(ABC):
     The order depends only on the seed and the epoch. Restoring reads the open block and nothing before it. Only the
     latest iterator is valid.
 
-    Args:
-        order: the options of `Order`.
-
     Attributes:
         epoch: number of the epoch.
         order: the options.
     """
 
     def __init__(self, **order: Any) -> None:
-        for name in order.keys() - {field.name for field in fields(Order)}:
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
         self.order = Order(**order)
+        self._settings: dict[str, Any] = {}  # of a subclass, with which a loaded state must agree
         self.infinite, self.world_size = self.order.infinite, self.order.world_size  # streams ask every source
         self.epoch = self._block = self._latest_iterator = 0
         self._rest: Iterator[Any] = iter(())  # of the open block
@@ -155,15 +151,15 @@ class BlockSource(ABC):
             ValueError: the state is of another configuration. The source is unchanged.
         """
         configuration = self._configuration()
-        saved = {name: state_dict[name] for name in configuration if name in state_dict}
+        saved = {name: value for name, value in state_dict.items() if name in configuration}
         check_same_configuration(saved, configuration)
         self._go_to(state_dict["block"], state_dict["position"])
         self.epoch = state_dict["epoch"]
 
     def _configuration(self) -> dict[str, Any]:
-        """The settings that a loaded state must agree with. Subclasses add theirs."""
+        """The settings that a loaded state must agree with."""
         order = {name: value for name, value in vars(self.order).items() if name != "infinite"}
-        return {"source": type(self).__name__, **order}
+        return {"source": type(self).__name__, **order, **self._settings}
 
 
 class PartSource(BlockSource):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,6 @@ from ..files.reader import ChunkError, chunk_errors, format_of, read_chunk
 from ..files.remote import AnyPath, PathLike, file_size
 from ..files.transfers import read_ahead
 from .base import PartSource, check_locations, fingerprint
-
-_THREADS = 16
 
 
 class ChunkedSource(PartSource):
@@ -41,13 +39,14 @@ class ChunkedSource(PartSource):
         self.with_lengths, self.on_error = with_lengths, on_error
         self.skipped: dict[str, str] = {}
 
-    def _set_chunks(self, chunks: Sequence[Any], paths: Iterable[AnyPath]) -> None:
-        """The chunks of all ranks, in order, and the files that hold them."""
+    def _set_chunks(self, chunks: Sequence[Any], paths: Iterable[AnyPath], files: Sequence[object]) -> None:
+        """The chunks of all ranks, in order, whose str is a key of `skipped`, their paths, and the facts of files."""
         if len(chunks) < self.world_size:
             raise ValueError(
                 f"paths must hold a file or row group for each of {self.world_size} ranks, got {len(chunks)}"
             )
         self._chunks = chunks
+        self._settings = {"buffer_chunks": self.buffer_chunks, "files": fingerprint(files)}
         self._set_parts(len(chunks), self.buffer_chunks, reads_ahead=not all(isinstance(path, Path) for path in paths))
         if self.with_lengths:
             self._check_has_lengths()
@@ -64,10 +63,6 @@ class ChunkedSource(PartSource):
     def _check_has_lengths(self) -> None:
         """Raise a ValueError if nothing tells the lengths."""
 
-    @abstractmethod
-    def _name_of(self, chunk: Any) -> str:
-        """The chunk's key in `skipped`."""
-
     def lengths(self) -> IntArray:
         """The number of tokens of each item of all ranks, in the order of the files, (items,) int64.
 
@@ -77,42 +72,39 @@ class ChunkedSource(PartSource):
             ValueError: There are no lengths, or those of a file are missing or cannot be read.
         """
         self._check_has_lengths()
-        return np.concatenate([*read_ahead(self._lengths, self._chunks, _THREADS)])
+        return np.concatenate([*read_ahead(self._lengths, self._chunks)])
 
     def _read(self, numbers: IntArray) -> list[Any]:
         chunks = [self._chunks[number] for number in numbers.tolist()]
         loaded = read_ahead(self._load, chunks, len(chunks)) if self._reads_ahead else map(self._load, chunks)
-        items: list[Any] = []
-        for chunk, found in zip(chunks, loaded, strict=True):
-            if isinstance(found, ChunkError):
-                self._skip(self._name_of(chunk), found)
-            else:
-                items += found
-        return items
+        return list(chain.from_iterable(loaded))
 
-    def _load(self, chunk: Any) -> list[Any] | ChunkError:
+    def _load(self, chunk: Any) -> Iterable[Any]:
         try:
             items = self._items(chunk)
-            return list(zip(items, self._lengths(chunk).tolist(), strict=True)) if self.with_lengths else items
+            return zip(items, self._lengths(chunk).tolist(), strict=True) if self.with_lengths else items
         except ChunkError as error:
-            return error
+            self._skip(error, str(chunk))
+            return []
 
-    def _skip(self, name: str, error: ChunkError) -> None:
-        """Raise the error, or warn of it once and go on."""
+    def _skip(self, error: ChunkError, name: str | None = None) -> None:
+        """Raise the error, or warn of it once and go on. `name` is that of what is skipped; None: that of the file."""
+        name = name or str(error.path)
         if self.on_error == "raise":
             raise error
         if name not in self.skipped:
             warnings.warn(f"skipped: {error}", stacklevel=2)
         self.skipped[name] = str(error)
 
-    def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "buffer_chunks": self.buffer_chunks}
-
 
 class _File(NamedTuple):
     path: AnyPath
     items: int | None  #: None: known when it is read
     bytes: int | None  #: None: the file cannot be reached
+    has_lengths: bool = False
+
+    def __str__(self) -> str:
+        return str(self.path)
 
 
 class ChunkSource(ChunkedSource):
@@ -124,7 +116,8 @@ class ChunkSource(ChunkedSource):
     Args:
         paths: a folder of `write_chunks`, or files in order: .txt or .jsonl, optionally followed by .gz or .zst. Each
             path may be a URL of fsspec, such as s3://bucket/folder; such files are read ahead, one buffer at most. Each
-            file is read as a whole. Blank lines and a byte-order mark are skipped.
+            file is read as a whole. Blank lines and a byte-order mark are skipped. Only "\\n" ends a line: a file with
+            "\\r\\n" gives items that end in "\\r".
         buffer_chunks: number of files that are in memory together and whose items are mixed.
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
         on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
@@ -151,16 +144,13 @@ class ChunkSource(ChunkedSource):
         super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
         found = check_locations("paths", paths, "a folder of write_chunks, or files")
         with chunk_errors(found[0]):
-            if len(found) == 1 and not found[0].exists():
-                raise ValueError(f"paths must exist, got {str(found[0])!r}: no such file or folder")
             is_folder = len(found) == 1 and found[0].is_dir()
-        files, self._has_lengths = _in_folder(found[0]) if is_folder else (_listed(found), False)
-        self._set_chunks(files, found)
+        files = _in_folder(found[0]) if is_folder else _listed(found)
         # The names and sizes of the files: the folder may be moved, and no file is read.
-        self._fingerprint = fingerprint([(file.path.name, file.items, file.bytes) for file in files])
+        self._set_chunks(files, found, [(file.path.name, file.items, file.bytes) for file in files])
 
     def _check_has_lengths(self) -> None:
-        if not self._has_lengths:
+        if not self._chunks[0].has_lengths:
             raise ValueError(f"lengths need a folder of write_chunks with length_fn, got {self._chunks[0].path}")
 
     def _items(self, chunk: _File) -> list[Any]:
@@ -170,29 +160,19 @@ class ChunkSource(ChunkedSource):
         assert chunk.items is not None
         return read_lengths(lengths_path(chunk.path), chunk.items)
 
-    def _name_of(self, chunk: _File) -> str:
-        return str(chunk.path)
 
-    def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "files": self._fingerprint}
-
-
-def _in_folder(folder: AnyPath) -> tuple[list[_File], bool]:
-    """The files of a folder of `write_chunks`, and whether their lengths are stored."""
+def _in_folder(folder: AnyPath) -> list[_File]:
     manifest = Manifest.read(folder)
     if manifest.format == "parquet":
         raise ValueError(f"{folder} holds Parquet files: use ParquetSource")
-    if manifest.chunks is None:
-        raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
-    files = [_File(folder / chunk.file, chunk.items, chunk.bytes) for chunk in manifest.chunks]
-    return files, manifest.length_fn is not None
+    has_lengths = manifest.length_fn is not None
+    return [_File(folder / each.file, each.items, each.bytes, has_lengths) for each in manifest.finished(folder)]
 
 
 def _listed(paths: list[AnyPath]) -> list[_File]:
     for path in paths:
         format_of(path)
-    with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
-        return [_File(path, None, size) for path, size in zip(paths, pool.map(_size, paths), strict=True)]
+    return [_File(path, None, size) for path, size in zip(paths, read_ahead(_size, paths), strict=True)]
 
 
 def _size(path: AnyPath) -> int | None:

@@ -27,10 +27,7 @@ _RUN = 64
 
 
 class DocumentSource(PartSource):
-    """The documents of files, in runs of neighbours. The runs are shuffled, and the documents inside each buffer.
-
-    Restoring reads one buffer. The ranks read different runs. A subclass passes its files to `_set_files`.
-    """
+    """The documents of files, in runs of neighbours. A subclass passes its files to `_set_files`."""
 
     def __init__(self, *, buffer_size: int, **order: Any) -> None:
         super().__init__(**order)
@@ -44,7 +41,7 @@ class DocumentSource(PartSource):
         # Few documents are divided more finely, so that every rank has some.
         self._run = max(1, min(_RUN, self.buffer_size, total // self.world_size))
         self._set_parts(-(-total // self._run), self.buffer_size // self._run)
-        self._fingerprint = fingerprint([file.facts for file in files])
+        self._settings = {"buffer_size": self.buffer_size, "files": fingerprint([file.facts for file in files])}
 
     def lengths(self) -> IntArray:
         """The number of tokens of each document of all ranks, in the order of the files, (documents,) int64.
@@ -63,9 +60,6 @@ class DocumentSource(PartSource):
                 if first < after:  # a file may have no documents
                     parts[number].append((max(begin, first) - first, min(end, after) - first))
         return [item for number, found in parts.items() for item in self._files[number].read(found)]
-
-    def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "buffer_size": self.buffer_size, "files": self._fingerprint}
 
 
 class TokenSource(DocumentSource):
@@ -114,20 +108,19 @@ class TokenSource(DocumentSource):
         super().__init__(buffer_size=buffer_size, **order)
         if sum(given is not None for given in (end_token, start_token, document_ends)) != 1:
             raise ValueError("one of end_token or start_token or document_ends must be given, and no other")
-        dtype = None if dtype is None else as_token_dtype("dtype", dtype)
+        dtype = as_token_dtype(dtype)
         arrays = [find_array(DataFile(path), dtype) for path in check_locations("paths", paths, "files of tokens")]
         folder = None if index_folder is None else check_location("index_folder", index_folder)
         if document_ends is None:
-            token = start_token if end_token is None else end_token
-            separator = Separator(int(token), at_end=end_token is not None)  # type: ignore[arg-type]  # one is given
+            name, token = ("start_token", start_token) if end_token is None else ("end_token", end_token)
+            separator = Separator(name, int(token))  # type: ignore[arg-type]  # one is given
             boundaries = [found_boundaries(array, separator, folder) for array in arrays]
         else:
             ends = [document_ends] if is_path(paths) else list(document_ends)
             if len(ends) != len(arrays):
                 raise ValueError(f"document_ends must have an entry for each of {len(arrays)} files, got {len(ends)}")
             boundaries = [given_boundaries(array, each) for array, each in zip(arrays, ends, strict=True)]
-        found = zip(arrays, boundaries, strict=True)
-        self._set_files([TokenFile(array.file, array.dtype, array.first_byte, each) for array, each in found])
+        self._set_files([*map(TokenFile, arrays, boundaries)])
 
 
 class MegatronSource(DocumentSource):
@@ -187,7 +180,7 @@ class MDSSource(DocumentSource):
     ) -> None:
         super().__init__(buffer_size=buffer_size, **order)
         paths = check_locations("folders", folders, "folders of MDS shards")
-        dtype = None if dtype is None else as_token_dtype("dtype", dtype)
+        dtype = as_token_dtype(dtype)
         shards = [shard for path in paths for shard in open_mds(path, as_columns(column), dtype)]
         check_named_once("folders", [shard.file.path for shard in shards], "shard")
         self._set_files(shards)

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..batch_planning.plan import IntArray
-from ..files.columns import as_columns
-from ..files.lengths import check_lengths, read_lengths, write_lengths
+from ..files.lengths import as_lengths, check_lengths, read_lengths
 from ..files.parquet import ParquetFile, open_parquet_files
 from ..files.reader import ChunkError
-from ..files.remote import PathLike
-from .base import check_locations, fingerprint
+from ..files.remote import PathLike, write_file
+from .base import check_locations
 from .chunk_source import ChunkedSource
 
-_RowGroup = tuple[ParquetFile, int]  #: and its number in the file
 _WANTED = "folders or .parquet files"
+
+
+class _RowGroup(NamedTuple):
+    file: ParquetFile
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file.path}, row group {self.number}"
 
 
 class ParquetSource(ChunkedSource):
@@ -60,47 +66,33 @@ class ParquetSource(ChunkedSource):
         **order: Any,
     ) -> None:
         super().__init__(buffer_chunks=buffer_chunks, with_lengths=with_lengths, on_error=on_error, **order)
-        files = []
-        columns = None if column is None else as_columns(column)
-        for found in open_parquet_files(check_locations("paths", paths, _WANTED), columns, length_column):
-            if isinstance(found, ParquetFile):
-                files.append(found)
-            else:
-                self._skip(str(found.path), found)
-        self._length_column = length_column
-        row_groups = [(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
-        self._set_chunks(row_groups, [file.path for file in files])
-        self._fingerprint = fingerprint([(file.path.name, file.rows, file.bytes) for file in files])
+        files = open_parquet_files(check_locations("paths", paths, _WANTED), column, length_column, self._skip)
+        row_groups = [_RowGroup(file, number) for file in files for number, rows in enumerate(file.rows) if rows]
+        facts = [(file.path.name, file.rows, file.bytes) for file in files]
+        self._set_chunks(row_groups, [file.path for file in files], facts)
+        found_column = row_groups[0].file.column
+        self._settings["column"] = found_column if isinstance(found_column, str) else list(found_column)
 
     @cached_property
     def _are_beside(self) -> bool:
         """Whether `count_lengths` has written the lengths. Else a column or lists of tokens tell them."""
-        return self._length_column is None and self._chunks[0][0].lengths_path.exists()
+        first = self._chunks[0].file
+        return first.length_column is None and first.lengths_path.exists()
 
     def _check_has_lengths(self) -> None:
-        first = self._chunks[0][0]
-        if self._length_column is None and first.holds_text and not self._are_beside:
+        first = self._chunks[0].file
+        if not first.has_lengths and not self._are_beside:
             raise ValueError(f"{first.path} has no lengths: call count_lengths, or pass length_column")
 
     def _items(self, chunk: _RowGroup) -> list[Any]:
-        file, number = chunk
-        return file.items(number)
+        return chunk.file.items(chunk.number)
 
     def _lengths(self, chunk: _RowGroup) -> IntArray:
         file, number = chunk
         if not self._are_beside:
-            return file.lengths(number, self._length_column)
+            return file.lengths(number)
         begin = sum(file.rows[:number])
         return read_lengths(file.lengths_path, sum(file.rows), begin, begin + file.rows[number])
-
-    def _name_of(self, chunk: _RowGroup) -> str:
-        file, number = chunk
-        return f"{file.path}, row group {number}"
-
-    def _configuration(self) -> dict[str, Any]:
-        column = self._chunks[0][0].column
-        as_json = column if isinstance(column, str) else list(column)
-        return {**super()._configuration(), "column": as_json, "files": self._fingerprint}
 
 
 def count_lengths(
@@ -109,8 +101,9 @@ def count_lengths(
     """Count the tokens of each item of Parquet files once, and keep the lengths in a file beside each.
 
     `ParquetSource` with `with_lengths` reads them. After an interruption, call the function again: files with lengths
-    are left as they are, and the lengths of a few of their items are counted again and compared. A file whose row
-    groups, size or last 64 KiB have changed is counted again. Several processes may count the same files at once.
+    are left as they are, and the lengths of a few of their items are counted again and compared: delete the file of
+    lengths to count with another function. A file whose row groups, size or last 64 KiB have changed is counted again.
+    Several processes may count the same files at once.
 
     Args:
         paths, column: as for `ParquetSource`.
@@ -119,16 +112,13 @@ def count_lengths(
     Raises:
         ValueError: a file cannot be read, or `length_fn` returns another length than was counted before.
     """
-    columns = None if column is None else as_columns(column)
-    for file in open_parquet_files(check_locations("paths", paths, _WANTED), columns, None):
-        if isinstance(file, ChunkError):
-            raise file
+    for file in open_parquet_files(check_locations("paths", paths, _WANTED), column):
         if not (groups := [number for number, rows in enumerate(file.rows) if rows]):
             continue
         items, target = (file.items(number) for number in groups), file.lengths_path
         try:
             counted = read_lengths(target, sum(file.rows))
         except ChunkError:
-            write_lengths(target, chain.from_iterable(items), length_fn)
+            write_file(target, as_lengths(chain.from_iterable(items), length_fn))
         else:
-            check_lengths(target, next(items), counted, length_fn, f"delete {target} to count again")
+            check_lengths(target, next(items), counted, length_fn)

@@ -31,6 +31,7 @@ class SequenceSource(PartSource):
         if hasattr(sequence, "iloc"):  # pandas indexes by label: a frame would serve its columns
             raise TypeError(f"sequence must be indexed by position, got a {type(sequence).__name__}: pass a list")
         self._sequence = sequence
+        self._settings = {"length": len(sequence)}
         self._set_parts(len(sequence), _BLOCK)
 
     def lengths(self, length: Callable[[Any], int] = count_tokens) -> IntArray:
@@ -47,6 +48,3 @@ class SequenceSource(PartSource):
         if hasattr(self._sequence, "__getitems__"):
             return list(self._sequence.__getitems__(numbers.tolist()))
         return [self._sequence[number] for number in numbers.tolist()]
-
-    def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "length": self._num_parts}

@@ -30,16 +30,19 @@ class StreamSource(BlockSource):
         world_size: number of processes that share the items, with those of `split_dataset_by_node`.
 
     Raises:
+        TypeError: `dataset` has no state.
         ValueError: `dataset` has a shuffle buffer.
     """
 
     def __init__(self, dataset: Any, *, buffer_size: int = 10_000, **order: Any) -> None:
         super().__init__(**order)
-        self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
+        self.buffer_size = self._settings["buffer_size"] = check_int("buffer_size", buffer_size, minimum=1)
         if _has_shuffle_buffer(getattr(dataset, "_ex_iterable", None)):
             raise ValueError(
                 "dataset must not have a shuffle buffer, which its state leaves out: set shuffle=True here"
             )
+        if not hasattr(dataset, "load_state_dict"):
+            raise TypeError(f"dataset must have state_dict and load_state_dict, got a {type(dataset).__name__}")
         self._dataset = dataset
         # An IterableDataset without a state starts at its first item. Its own state is that of what was read before.
         is_hugging_face = hasattr(dataset, "_starting_state_dict")
@@ -65,9 +68,6 @@ class StreamSource(BlockSource):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._state_before_block = copy.deepcopy(state_dict["dataset"])
-
-    def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "buffer_size": self.buffer_size}
 
 
 def _has_shuffle_buffer(examples: Any) -> bool:
