@@ -148,7 +148,7 @@ def _told(entries: Mapping[str, Any], options: Options, begins: Tensor, seq_len:
     if is_asked or of_kind[BOUNDARIES]:
         shortest, longest = options.lengths or (seq_len, seq_len)
         rows, length = begins.shape
-        known = max((len(entries[name]) - 1 for name in of_kind[BOUNDARIES]), default=0)  # of all rows
+        known = max([0, *[len(entries[name]) - 1 for name in of_kind[BOUNDARIES]]])  # of all rows
         room = rows * (-(-length // shortest) + options.documents) + known
         numbers = torch.arange(1, room + 2, device=begins.device)
         bounds = torch.searchsorted(begins.flatten().cumsum(0), numbers, out_int32=True)
