@@ -110,7 +110,8 @@ def _check_apart(model: nn.Module, inner: nn.Module, options: Mapping[str, Any])
         with evaluation(model), torch.compiler.set_stance("force_eager"):
             device = next(model.parameters()).device
             batch: Any = {**guess_batch(inner, 1, _TOKENS, device)}
-            batch.pop("labels", None)
+            if model is inner:  # else its forward may need them
+                batch.pop("labels", None)
             keys = [name for name, value in batch.items() if value.shape == (1, _TOKENS)]
             batch = resize_batch(batch, 1, mode=mode, boundaries=boundaries, keys=keys)
             changed = batch["input_ids"].clone()
@@ -143,7 +144,7 @@ class _Required:
     def __call__(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         if self.told_by is None or not (model.training and torch.is_grad_enabled()):
             return
-        given = dict(zip(forward_parameters(model), args, strict=False)) | kwargs
+        given = {**dict(zip(forward_parameters(model), args, strict=False)), **kwargs}
         name = "cu_seq_lens_q" if self.told_by == "cu_seq_lens" else self.told_by
         if given.get(name) is None:
             raise ValueError(f"the model must get all entries of a resized batch; {name!r} is missing")

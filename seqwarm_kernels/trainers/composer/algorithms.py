@@ -95,6 +95,7 @@ class SeqLengthWarmup(Algorithm):
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._mode, self._boundaries = mode, boundaries
         self._told: Told | None = None  # of the training's model, without `truncate`
+        self._numbers: dict[str, Any] = {}  # added to microbatches; Composer counts the rows of batches of tensors only
         self.num_valid_tokens: Tensor | None = None  # of a batch whose mask has left it
         self._memory_is_claimed = False
         self.seq_length = min_seq_length
@@ -103,7 +104,7 @@ class SeqLengthWarmup(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         if event in (Event.BEFORE_FORWARD, Event.BATCH_END):
-            return self._shards is not None
+            return self._shards is not None or (event == Event.BEFORE_FORWARD and bool(self._numbers))
         return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -120,11 +121,13 @@ class SeqLengthWarmup(Algorithm):
                 self._told = Told(state.model, options, by_rows=True)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
-        elif self._shards is not None:
-            if event == Event.BEFORE_FORWARD:
-                state.batch = self._shards.shard(state.batch)
+        elif event == Event.BEFORE_FORWARD:
+            if self._shards is None:
+                state.batch = {**state.batch, **self._numbers}
             else:
-                self._shards.count_once(state)
+                state.batch = self._shards.shard(state.batch)
+        elif self._shards is not None:
+            self._shards.count_once(state)
 
     def _resize(self, state: State, logger: Logger) -> None:
         if not self._memory_is_claimed:
@@ -142,6 +145,8 @@ class SeqLengthWarmup(Algorithm):
             resized, info = resize_batch(whole, length, return_info=True, **self._told.options)
             self.num_valid_tokens = info.num_valid_tokens
             state.batch = self._told.strip(resized, whole)
+            added = {*state.batch} - {*whole}
+            self._numbers = {name: state.batch.pop(name) for name in added if not isinstance(state.batch[name], Tensor)}
         else:
             state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)
         self.seq_length = length
