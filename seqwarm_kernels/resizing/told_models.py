@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, unwrapped
+from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, is_pretrained, unwrapped
 from ..utils.shifted_labels import shifts_labels
 from .functional import resize_batch
 from .options import KEEPING_SHAPE
@@ -51,7 +50,8 @@ class Told:
         mode = options.get("mode")
         if mode not in KEEPING_SHAPE:
             return
-        self._inner, own = _model_of_transformers(model), forward_parameters(model)
+        self._inner = next((module for module in model.modules() if is_pretrained(module)), None)
+        own = forward_parameters(model)
         if mode == "segments":
             self.options.setdefault("keep_first_labels", not shifts_labels(self._inner or model))
         if options.get("boundaries") is None and not (mode == "window" and "window" in own):
@@ -70,7 +70,7 @@ class Told:
         elif self._inner is None:
             needed = "window" if mode == "window" else "segment_length or cu_seq_lens_q"
             raise ValueError(
-                f"mode={mode!r} needs a forward with {needed}, or a model of transformers, got {_name(model)}"
+                f"mode={mode!r} needs a forward with {needed}, or a model of transformers, got {type(model).__name__}"
             )
         else:
             if mode == "segments":
@@ -120,10 +120,10 @@ def _check_apart(model: nn.Module, inner: nn.Module, options: Mapping[str, Any])
                 _output(call_model(model, {**batch, "input_ids": ids})) for ids in (batch["input_ids"], changed)
             )
     except Exception as error:
-        raise ValueError(f"{_name(model)} cannot be told {told}: {error}") from error
+        raise ValueError(f"{type(model).__name__} cannot be told {told}: {error}") from error
     change = (first - second).abs().amax((0, 2))
     if (change[1:] > _ROUNDING * change[0]).any():
-        raise ValueError(f"{_name(model)} cannot be told {told}: its tokens still see all tokens before")
+        raise ValueError(f"{type(model).__name__} cannot be told {told}: its tokens still see all tokens before")
 
 
 def _output(output: Any) -> Tensor:
@@ -152,15 +152,3 @@ class _Required:
             raise ValueError("attention_mask must be None under mode='segments', which it would undo, got a mask")
         if name == "position_ids" and given.get("use_cache") is not False and getattr(model.config, "use_cache", True):
             raise ValueError("use_cache must be False under mode='segments', which a cache would undo")
-
-
-def _model_of_transformers(model: nn.Module) -> Any:
-    """The outermost model of transformers in a model, or None."""
-    library = sys.modules.get("transformers.modeling_utils")
-    if library is None:
-        return None
-    return next((module for module in model.modules() if isinstance(module, library.PreTrainedModel)), None)
-
-
-def _name(model: nn.Module) -> str:
-    return type(model).__name__
