@@ -38,8 +38,10 @@ _FEW_VALIDATIONS = 4  #: of runs for which only the last one counts
 PACKAGE = "package"  #: the attention of this package
 CAUSAL, MASKED = "causal", "masked"
 #: What becomes of the tokens of a step: the ends of rows are thrown away, or rows are cut into more rows, without and
-#: with the square-root rule for the learning rate.
-TRUNCATED, CONSTANT, SCALED = "truncated", "constant", "constant-scaled"
+#: with the square-root rule for the learning rate, or into segments that do not see each other.
+TRUNCATED, CONSTANT, SCALED, SEGMENTS = "truncated", "constant", "constant-scaled", "segments"
+#: Of the script.
+_MODES = {TRUNCATED: "truncate", CONSTANT: "flatten", SCALED: "flatten", SEGMENTS: "segments"}
 
 
 class Peak(NamedTuple):
@@ -102,7 +104,7 @@ class RunPlan:
         while scheduler.progress < self.peak.share * scale.total_tokens:
             full, length = scale.seq_length, scheduler.seq_length
             rows = self.batch_size if self.tokens == TRUNCATED else self.batch_size * full // length
-            scheduler.step(rows * length)
+            scheduler.step(self.batch_size * full if self.tokens == SEGMENTS else rows * length)
             steps += 1
         return steps
 
@@ -139,7 +141,7 @@ class RunPlan:
             *given,
             *("--validation-lengths", *map(str, lengths)),
             *("--text", *map(str, text)),
-            *(["--constant-tokens"] if self.tokens != TRUNCATED else []),
+            *(["--mode", _MODES[self.tokens]] if self.tokens != TRUNCATED else []),
             *(["--scale-learning-rate"] if self.tokens == SCALED else []),
             *(["--compile"] if scale.compile else []),
             "--resume",
@@ -228,7 +230,7 @@ def constant_token_runs(scale: Scale, seeds: int) -> list[RunPlan]:
     full = RunPlan(TOKENS, 0.0, middle_peak(scale), scale.batch_size, 0)
     controls = [full, replace(full, batch_size=scale.batch_size // 2)]
     longest, *others = [
-        [replace(full, duration=duration, tokens=tokens) for tokens in (TRUNCATED, CONSTANT, SCALED)]
+        [replace(full, duration=duration, tokens=tokens) for tokens in (TRUNCATED, CONSTANT, SCALED, SEGMENTS)]
         for duration in dict.fromkeys((max(scale.durations), scale.duration))
     ]
     half = replace(longest[1], batch_size=scale.batch_size // 2)  # as many steps as the second control

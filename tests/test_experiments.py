@@ -74,7 +74,7 @@ def test_the_command_publishes_no_fewer_results(text, tmp_path, monkeypatch):
     environment, *lines = map(json.loads, (tmp_path / "published" / "cpu_training.jsonl").read_text().splitlines())
     assert environment["torch"] == torch.__version__
     assert {line["experiment"] for line in lines} == {"e"}
-    assert {line["case"]["tokens"] for line in lines} == {plan.TRUNCATED, plan.CONSTANT, plan.SCALED}
+    assert {line["case"]["tokens"] for line in lines} == {plan.TRUNCATED, plan.CONSTANT, plan.SCALED, plan.SEGMENTS}
     monkeypatch.setattr(Runner, "run_all", lambda self, runs, title: [])
     with pytest.raises(SystemExit, match="not published"):
         call("other")

@@ -50,7 +50,7 @@ def train(out, cache, *extra, **changed):
 
 
 BOTH_LENGTHS = {"validation_lengths": [64, 128]}
-CONSTANT_TOKENS = ["--constant-tokens"]
+CONSTANT_TOKENS = ["--mode", "flatten"]
 CONSTANT_AND_SCALED = [*CONSTANT_TOKENS, "--scale-learning-rate", "--resume"]
 SHORT_AND_FULL = {**BOTH_LENGTHS, "step_size": 48, "warmup_duration": 0.6}  # 16 and 64 tokens: two ranks have all rows
 
@@ -302,7 +302,8 @@ def test_memory_is_claimed_for_each_shape_that_trains(tmp_path, cache, monkeypat
     assert seen["claim_memory"] == seen["train_step"]
 
 
-def test_constant_tokens(tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize("mode", ["flatten", "segments"])
+def test_constant_tokens(tmp_path, cache, monkeypatch, mode):
     """Each step has the tokens of one at full length, less than a row missing. The loss is that of the cut stream."""
     steps, original = [], script.train.Run.train_step
 
@@ -312,9 +313,10 @@ def test_constant_tokens(tmp_path, cache, monkeypatch):
         return loss, labels, tokens
 
     monkeypatch.setattr(script.train.Run, "train_step", train_step)
-    records = train(tmp_path, cache, *CONSTANT_TOKENS, micro_batch_size=3, warmup_duration=0.8)
+    records = train(tmp_path, cache, mode=mode, micro_batch_size=3, warmup_duration=0.8)
     assert {length for length, _, _ in steps} == {16, 32, 48, 64}
-    assert all(labels == tokens == 4 * 64 // length * length for length, labels, tokens in steps)
+    missing = {48: 16} if mode == "flatten" else {}
+    assert all(labels == tokens == 4 * 64 - missing.get(length, 0) for length, labels, tokens in steps)
     assert records[-1]["tokens"] == sum(tokens for _, _, tokens in steps)
     config = script.model.read_config(tmp_path)
     drawn = script.text.Batches(config, cache / config.tokens, 0, 1)
@@ -521,7 +523,7 @@ def test_invalid_settings_are_refused(tmp_path, cache, changed, message):
 
 
 def test_the_learning_rate_is_not_scaled_by_rows_that_stay_the_same(tmp_path, cache):
-    with pytest.raises(script.model.UserError, match="scale_learning_rate needs --constant-tokens"):
+    with pytest.raises(script.model.UserError, match="scale_learning_rate needs --mode flatten"):
         train(tmp_path / "run", cache, "--scale-learning-rate")
 
 

@@ -90,13 +90,14 @@ class Config:
     warmup_duration: float = flag("share of all tokens until the full length; 0: no warmup", 0.3, type=SHARE)
     min_seq_length: int = by_size("sequence length at the start", 64, type=AT_LEAST_ONE)
     step_size: int = flag("lengths grow in multiples of this number", 8, type=AT_LEAST_ONE)
-    constant_tokens: bool = flag(
-        "cut rows into more rows while they are short, so that every step has the tokens of one at full length",
-        False,
-        action="store_true",
+    mode: str = flag(
+        "truncate: short rows; flatten: more rows while they are short, and segments: full rows of short segments, so "
+        "that every step has the tokens of one at full length",
+        "truncate",
+        choices=["truncate", "flatten", "segments"],
     )
     scale_learning_rate: bool = flag(
-        "with --constant-tokens: multiply the learning rate by the square root of rows over rows at full length",
+        "with --mode flatten: multiply the learning rate by the square root of rows over rows at full length",
         False,
         action="store_true",
     )
@@ -142,8 +143,8 @@ def configure(given: argparse.Namespace) -> Config:
         least, most = config.min_seq_length, config.seq_length
         if "min_seq_length" in flags and least > most:
             raise UserError(f"min_seq_length must be at most seq_length {most}, got {least}")
-        if config.scale_learning_rate and not config.constant_tokens:
-            raise UserError("scale_learning_rate needs --constant-tokens: without it every step has the same rows")
+        if config.scale_learning_rate and config.mode != "flatten":
+            raise UserError("scale_learning_rate needs --mode flatten: otherwise every step has the same rows")
         if config.heads % config.tensor_parallel:
             raise UserError(f"tensor_parallel must divide the {config.heads} heads, got {config.tensor_parallel}")
         return dataclasses.replace(config, min_seq_length=min(least, most))
@@ -205,10 +206,11 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, segment_length: int | None = None) -> Tensor:
         hidden = self.embedding(input_ids)
+        limits = {} if segment_length is None else {"segment_length": segment_length}
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, **limits)
         return F.linear(self.norm(hidden), self.embedding.weight)
 
 
@@ -224,11 +226,11 @@ class Block(nn.Module):
         self.mlp_expand, self.mlp_project = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.register_buffer("slopes", sw.alibi_slopes(config.heads), persistent=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, **limits: int) -> Tensor:
         # Heads come first in the projection, so that a part of its rows is a part of the heads.
         heads = self.heads_projection(self.attention_norm(hidden)).unflatten(-1, (self.heads, 3, -1))
         query, key, value = heads.permute(3, 0, 2, 1, 4)  # views, each (B, H, S, D)
-        attended = self.attention(query, key, value, self.slopes, causal=self.is_causal)
+        attended = self.attention(query, key, value, self.slopes, causal=self.is_causal, **limits)
         hidden = hidden + self.attention_project(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp_project(F.gelu(self.mlp_expand(self.mlp_norm(hidden)), approximate="tanh"))
 

@@ -117,8 +117,8 @@ class Run:
             return None
         if self.replicas % size:
             raise UserError(f"context_parallel must divide the {self.replicas} ranks of torchrun, got {size}")
-        if config.compile or config.tensor_parallel > 1:
-            raise UserError("--context-parallel cannot be combined with --compile or --tensor-parallel")
+        if config.compile or config.tensor_parallel > 1 or config.mode == "segments":
+            raise UserError("--context-parallel excludes --compile, --tensor-parallel and --mode segments")
         lengths = {config.min_seq_length, config.step_size, config.seq_length, *(config.validation_lengths or ())}
         if any(length % size for length in lengths):
             raise UserError(f"context_parallel {size} must divide all lengths and step_size, got {sorted(lengths)}")
@@ -186,6 +186,7 @@ class Run:
                     duration=len(lengths) - 1,
                     pacing=sw.discrete([(1, length) for length in lengths[:-1]]),
                 ),
+                resize_options={"mode": "segments"} if self.config.mode == "segments" else None,
                 shard_batch=None if self.context is None else self.shard,
                 raise_out_of_memory=True,
             )
@@ -195,8 +196,8 @@ class Run:
     def passes(self, length: int) -> list[int]:
         """Rows of each forward pass of a step: about as many tokens at every length, at most the whole batch."""
         full = self.config.seq_length
-        rows = self.rows * full // length if self.config.constant_tokens else self.rows
-        most = self.config.micro_batch_size * (full // length)
+        rows = self.rows * full // length if self.config.mode == "flatten" else self.rows
+        most = self.config.micro_batch_size * (1 if self.config.mode == "segments" else full // length)
         return [min(most, rows - start) for start in range(0, rows, most)]
 
     def train_and_validate(self, bar: tqdm[Any]) -> dict[str, Any]:
@@ -244,13 +245,14 @@ class Run:
         """One optimizer step at the current length. Returns mean loss, labels and tokens, over all ranks."""
         self.seq_length = self.scheduler.seq_length
         batch = self.resize(self.batches.draw(self.step))
+        limits = {"segment_length": batch.pop("segment_length")} if self.config.mode == "segments" else {}
         count = torch.full((), int((batch["labels"] != IGNORED).sum()), device=self.device)
         labels = self.sum_over_ranks(count).clamp(min=1)
         loss = torch.zeros((), device=self.device)
         for part, is_last in self.micro_batches(batch, self.passes(self.seq_length)[0]):
             with self.exchange_gradients(is_last):
                 with self.autocast():
-                    part_loss = loss_sum(self.parallel(part["input_ids"]), part) * self.replicas / labels
+                    part_loss = loss_sum(self.parallel(part["input_ids"], **limits), part) * self.replicas / labels
                 part_loss.backward()
             loss += part_loss.detach()
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
@@ -270,10 +272,14 @@ class Run:
     def resize(self, batch: Batch) -> Batch:
         """This rank's batch at the current length.
 
-        With constant tokens the windows are one stream, cut into rows: a row may begin in one window and end in the
-        next. The end of the stream is dropped if it does not fill a row.
+        "flatten" cuts the windows as one stream: a row may begin in one window and end in the next. The end of the
+        stream is dropped if it does not fill a row. "segments" drops no token. No label either, since labels are those
+        of the next token already.
         """
-        return self.shard(self.scheduler.resize(batch, mode="flatten" if self.config.constant_tokens else "truncate"))
+        if self.config.mode == "segments":
+            told = {"boundaries": "segment_length", "keep_first_labels": True}
+            return self.scheduler.resize(batch, mode="segments", **told)
+        return self.shard(self.scheduler.resize(batch, mode=self.config.mode))
 
     def shard(self, batch: Batch) -> Batch:
         """This rank's part of the tokens. Labels are those of the next token already."""

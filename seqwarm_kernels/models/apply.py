@@ -120,21 +120,25 @@ def load_alibi_model(
         name_or_path: Folder or name of the checkpoint.
         learn_slopes: Make the slopes parameters, or not. Default: as saved.
         example_batch: See `apply_alibi`.
-        kwargs: Keyword arguments of `from_pretrained`. Not `config`, `output_loading_info`.
+        kwargs: Keyword arguments of `from_pretrained`. Not `config`.
+
+    Returns:
+        What `from_pretrained` returns.
 
     Raises:
         ValueError: The config has no arguments of `apply_alibi`. The checkpoint does not have the slopes of a layer, or
             they do not fit.
     """
     config, records, options = read_config(name_or_path, kwargs)
-    model = model_class.from_pretrained(name_or_path, config=config, **options)
+    loaded = model_class.from_pretrained(name_or_path, config=config, **options)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
     saved = read_slopes(name_or_path, kwargs)
     for path, record in records.items():
         name, part = part_with_config(model, path)
         learned = record["learn_slopes"] if learn_slopes is None else learn_slopes
         apply_alibi(part, record["max_seq_length"], learn_slopes=learned, example_batch=example_batch)
         restore_slopes(part, saved, name)
-    return model
+    return loaded
 
 
 def _check(model: nn.Module, optimizers: list[Optimizer], learn_slopes: bool) -> None:

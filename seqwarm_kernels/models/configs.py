@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from ..utils.modules import is_pretrained
 from .alibi_layer import AlibiHeads
 from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
@@ -166,12 +166,6 @@ def _configs_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
     values = list(vars(module).items())
     return ((name, value) for name, value in values if isinstance(value, PreTrainedConfig))
-
-
-def is_pretrained(module: nn.Module) -> bool:
-    """Whether this is a model of transformers, which is not imported for this."""
-    transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def _holds(module: nn.Module, kind: Any) -> bool:

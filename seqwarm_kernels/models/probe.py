@@ -16,11 +16,11 @@ from ..utils.modules import (
     evaluation,
     forward_parameters,
     guess_batch,
+    is_pretrained,
     text_of,
     with_same_token,
 )
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
-from .configs import is_pretrained
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
 from .transformers_attention import CACHE_NAMES

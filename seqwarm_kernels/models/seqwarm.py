@@ -41,15 +41,9 @@ def attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for `AttentionInterface`.
+    """Attention function for `AttentionInterface`, with the arguments and results of that for ALiBi.
 
-    Args:
-        attention_mask: Result of `mask_forward`, or None, where the module says whether it is causal.
-        sliding_window: w: keys at a distance of w or more are hidden.
-        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k for packed sequences, and `window`.
-
-    Returns:
-        out (B, Sq, Hq, D), and None for the weights.
+    `attention_mask` is a result of `mask_forward`, or None, where the module says whether it is causal.
     """
     check_scores(kwargs)
     refuse_accelerate_shards(module)
@@ -82,26 +76,15 @@ def attention_forward(
 
 
 def mask_forward(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    *,
-    mask_function: Any,
-    attention_mask: Tensor | None = None,
-    config: Any = None,
-    device: torch.device | str = "cpu",
-    **options: Any,
+    batch_size: int, q_length: int, kv_length: int, *offsets: Any, device: torch.device | str = "cpu", **options: Any
 ) -> Tensor:
     """Mask function for `AttentionMaskInterface`: as `encode`, with a second dimension of 2 if not causal."""
+    config = options.get("config")
     if not _looks_up_attention(type(config).__module__):
         raise ValueError(f"attn_implementation must not be {NAME!r}: {type(config).__name__} has attention of its own")
-    shape = batch_size, q_length, kv_length, q_offset, kv_offset
-    options |= {"mask_function": mask_function, "attention_mask": attention_mask, "config": config, "device": device}
-    mask = encode(*shape, **options)
-    if torch.compiler.is_compiling() and attention_mask is None and q_length == kv_length:
-        mask = encode_restarts(mask, mask_function, batch_size, q_length, device)
+    mask = encode(batch_size, q_length, kv_length, *offsets, device=device, **options)
+    if torch.compiler.is_compiling() and options.get("attention_mask") is None and q_length == kv_length:
+        mask = encode_restarts(mask, options["mask_function"], batch_size, q_length, device)
     if mask is None:
         mask = torch.empty(1, 1, 1, 0, dtype=torch.int8, device=device)
     return mask.expand(-1, 2, -1, -1) if ONLY_BIDIRECTIONAL in options else mask

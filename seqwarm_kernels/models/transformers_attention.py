@@ -85,7 +85,9 @@ def attention_forward(
     if not isinstance(module.alibi, AlibiHeads):
         return _without_alibi(module, query, key, value, visible, dropout, scaling), None
     packing = packing_of(kwargs, visible)
-    _check_whole_rows(module, kwargs, visible)
+    refuse_accelerate_shards(module)
+    if packing is visible.packing is not None and has_shards(module.alibi):
+        raise _local_packing()
     window = window_of(module, sliding_window, visible, attention_mask, kwargs)
     out = alibi_layer_attention(
         module,
@@ -194,14 +196,6 @@ def _layer_window(module: nn.Module, sliding_window: int | None, visible: Visibl
             f"the window of {type(module).__name__} must be that of its mask, {visible.window}, got {of_layer}"
         )
     return of_layer
-
-
-def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visible) -> None:
-    """Refuse what other libraries and masks know of rows that are sharded over ranks."""
-    refuse_accelerate_shards(module)
-    is_local = visible.packing is not None and kwargs.get("cu_seq_lens_q") is None
-    if is_local and has_shards(module.alibi):
-        raise _local_packing()
 
 
 def refuse_accelerate_shards(module: nn.Module) -> None:

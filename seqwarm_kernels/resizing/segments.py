@@ -30,28 +30,12 @@ def keep_shape(
     """
     options.rule()
     layout = batch_layout(entries, options._replace(mode="truncate"))
-    mask = row_mask_name(entries, layout, 1)
+    mask, prefix = row_mask_name(entries, layout, 1), _prefix(layout)
     shape, device = (layout.batch_size, layout.source_length), entries[next(iter(layout.axes))].device
     valid = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else entries[mask] != 0
+    counts = valid.sum(1, dtype=torch.int32), valid.sum()
     if options.mode == "window":
-        new_entries: dict[str, Any] = {f"{_prefix(layout)}window": seq_len - 1}
-        removed: list[str] = []
-        position = (valid.cumsum(1) - 1) * valid
-    else:
-        new_entries, removed, position = _segments(entries, layout, mask, valid, options, pad_values, seq_len)
-    return new_entries, removed, [valid.sum(1, dtype=torch.int32), position, valid.sum()]
-
-
-def _segments(
-    entries: Mapping[str, Any],
-    layout: Layout,
-    mask: str | None,
-    valid: Tensor,
-    options: Options,
-    pad_values: Mapping[str, float] | None,
-    seq_len: int,
-) -> tuple[dict[str, Any], list[str], Tensor]:
-    """What `keep_shape` returns, and the position of each token in its segment."""
+        return {f"{prefix}window": seq_len - 1}, [], [counts[0], (valid.cumsum(1) - 1) * valid, counts[1]]
     _check_masks(entries, layout, mask)
     documents = _document_starts(entries, valid)
     has_even_rows = options.boundaries == "segment_length"
@@ -69,11 +53,10 @@ def _segments(
     position = (index - torch.where(starts, index, 0).cummax(1).values) % seq_len
     hidden = None if mask is None else ~valid
     new_entries = _new_labels(entries, layout, options, pad_values, hidden, position == 0)
-    prefix = _prefix(layout)
     new_entries[f"{prefix}position_ids"] = position
     new_entries |= _told(entries, options, position == 0, seq_len, prefix)
     removed = [] if mask is None or has_even_rows else [mask]
-    return new_entries, removed, position
+    return new_entries, removed, [counts[0], position, counts[1]]
 
 
 def _check_masks(entries: Mapping[str, Any], layout: Layout, mask: str | None) -> None:
@@ -148,7 +131,7 @@ def _told(entries: Mapping[str, Any], options: Options, begins: Tensor, seq_len:
     if is_asked or of_kind[BOUNDARIES]:
         shortest, longest = options.lengths or (seq_len, seq_len)
         rows, length = begins.shape
-        known = max((len(entries[name]) - 1 for name in of_kind[BOUNDARIES]), default=0)  # of all rows
+        known = max([0, *[len(entries[name]) - 1 for name in of_kind[BOUNDARIES]]])  # of all rows
         room = rows * (-(-length // shortest) + options.documents) + known
         numbers = torch.arange(1, room + 2, device=begins.device)
         bounds = torch.searchsorted(begins.flatten().cumsum(0), numbers, out_int32=True)

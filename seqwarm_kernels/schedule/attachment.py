@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
-from ..resizing.told_models import names_not_taken, options_for, require_told, without
+from ..resizing.told_models import Told
 from ..utils.checks import check_module
 from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
@@ -71,9 +71,8 @@ class Attachment:
         self.seq_length: int | None = None
         self._model = model
         self._scheduler = scheduler
-        self._options = options_for(told or model, resize_options)
-        self._not_taken = names_not_taken(told or model, self._options)
-        self._requirement = None if told is None else require_told(told, self._options)
+        self._told = Told(told or model, resize_options)
+        self._requirement = self._told.require(model)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
@@ -136,15 +135,15 @@ class Attachment:
         names = self._names[: len(args)]
         if len(names) < len(args) or not kwargs.keys().isdisjoint(names):  # of a forward (*args)
             names = [str(index) for index in range(len(args))]
-            _check_numbered(dict(zip(names, args, strict=True)), self._options)
+            _check_numbered(dict(zip(names, args, strict=True)), self._told.options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
         _refuse_counts(inputs)
         resized = self._resized(inputs, is_repeated)
         return tuple(resized.pop(name, None) for name in names), resized  # "segments" removes the attention mask
 
     def _resized(self, batch: Any, is_repeated: bool) -> Any:
-        resized, info = self._scheduler.resize(batch, **self._options, return_info=True)
-        resized = without(resized, self._not_taken, batch)
+        resized, info = self._scheduler.resize(batch, **self._told.options, return_info=True)
+        resized = self._told.strip(resized, batch)
         positions = info.position_ids
         longest = max(each.shape[1] for each in (positions if isinstance(positions, tuple) else (positions,)))
         self.seq_length = min(self._scheduler.seq_length, longest)

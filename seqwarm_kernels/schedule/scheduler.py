@@ -194,7 +194,8 @@ class SequenceLengthScheduler:
             TypeError: `model` is not an nn.Module, or `resize_batch` does not have an option, or `return_info` is one.
             ValueError: `model` itself has an attachment already, or layers with `parallel.ContextParallel`, or an
                 option has a value that no batch can have, or `model` is one of torch's Transformer modules without
-                `batch_first` and `seq_dim` is not 0.
+                `batch_first` and `seq_dim` is not 0, or `model` cannot be told segments or a window. In training, a
+                model of transformers in `model` raises if it does not get them.
         """
         attachment = Attachment(model, self, resize_options)
         for listener in [*self.listeners]:

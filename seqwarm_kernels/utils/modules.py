@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,12 @@ def is_compiled(model: nn.Module) -> bool:
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+
+
+def is_pretrained(module: nn.Module) -> bool:
+    """Whether this is a model of transformers, which is not imported for this."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(module, library.PreTrainedModel)
 
 
 def has_context_parallel(model: nn.Module) -> bool:

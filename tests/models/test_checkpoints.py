@@ -43,6 +43,13 @@ def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
             assert loaded(ids).logits.equal(expected)
 
 
+def test_loading_info_is_returned_as_by_from_pretrained(tmp_path):
+    ids, expected = save("gpt2", tmp_path)
+    loaded, info = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, output_loading_info=True)
+    assert loaded.eval()(ids).logits.equal(expected)
+    assert "missing_keys" in info
+
+
 @pytest.mark.parametrize("learn_again", [None, False, True])
 def test_learned_slopes_are_restored(learn_again, tmp_path):
     ids, expected = save("llama", tmp_path, learn_slopes=True)

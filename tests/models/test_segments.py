@@ -44,6 +44,9 @@ MODELS = {
     "llama-seqwarm": lambda: llama("seqwarm"),
 }
 
+#: That `attach` chooses for these models.
+BOUNDARIES = {name: "position_ids" if name in ("llama-sdpa", "llama-eager") else "cu_seq_lens" for name in MODELS}
+
 
 def made(name):
     torch.manual_seed(0)
@@ -58,32 +61,38 @@ def schedule(shortest, longest=LENGTH, duration=8):
     return SequenceLengthScheduler(shortest, longest, duration=duration, step_size=1)
 
 
-def losses(name, lengths, mode):
-    """Of a plain loop at these lengths."""
+def losses(name, lengths, mode, by):
+    """Of a plain loop at these lengths. transformers would compute the loss in float32."""
     model = made(name)
     scheduler = SequenceLengthScheduler(min(lengths), LENGTH, duration=len(lengths), step_size=1)
     scheduler.seq_length_at = lambda progress: lengths[min(progress, len(lengths) - 1)]
     scheduler.progress = 0
-    attachment = scheduler.attach(model, mode=mode)
+    options = {"mode": mode, "boundaries": BOUNDARIES[name] if mode == "segments" else None}
+    if by == "attach":
+        attachment = scheduler.attach(model, mode=mode)  # which chooses the same boundaries
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
     for step in range(len(lengths)):
         ids = random_ids(4, seed=step)
-        loss = model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss
+        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        resized = scheduler.resize(batch, **options)
+        logits = model(**(batch if by == "attach" else resized)).logits[:, :-1]
+        loss = cross_entropy(logits.flatten(0, 1), resized["labels"][:, 1:].flatten(), ignore_index=IGNORED)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
         found.append(loss.item())
-    return found, attachment.take_seen().tokens
+    assert by == "resize" or attachment.take_seen().tokens == len(lengths) * 4 * LENGTH
+    return found
 
 
+@pytest.mark.parametrize("by", ["attach", "resize"])
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_are_those_of_flatten(name):
+def test_losses_are_those_of_flatten(name, by):
     lengths = [2, 3, 4, 6, 8, 12, 24]
-    found, tokens = losses(name, lengths, "segments")
-    expected, expected_tokens = losses(name, lengths, "flatten")
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    assert tokens == expected_tokens == len(lengths) * 4 * LENGTH
+    found, expected = (losses(name, lengths, mode, by) for mode in ("segments", "flatten"))
+    exact = 1e-6 if name == "llama-eager" else 1e-12  # the former's softmax is in float32
+    torch.testing.assert_close(found, expected, rtol=exact, atol=0)
 
 
 def by_hand(model, pieces):
@@ -172,20 +181,87 @@ def test_a_window_limits_what_a_token_sees(name):
         ("llama-seqwarm", "window", 2),
     ],
 )
-def test_a_ramp_compiles_at_most_twice(name, mode, graphs):
+@pytest.mark.parametrize("by", ["attach", "resize"])
+def test_a_ramp_compiles_at_most_twice(name, mode, graphs, by):
+    """`resize` in the compiled function makes a second graph, for all lengths but the first."""
     torch._dynamo.reset()
-    model, counter = made(name).float(), CompileCounter()
-    compiled = torch.compile(model, backend=counter, fullgraph=True)
-    scheduler = schedule(4, 20, duration=8)
-    attachment = scheduler.attach(compiled, mode=mode)
+    model, counter, scheduler = made(name).float(), CompileCounter(), schedule(4, 20, duration=8)
+    options = {"mode": mode, "boundaries": BOUNDARIES[name] if mode == "segments" else None}
+
+    def loss_of_resized(**batch):
+        return model(**scheduler.resize(batch, **options)).loss
+
+    if by == "resize":
+        compiled = torch.compile(loss_of_resized, backend=counter, fullgraph=True)
+    else:
+        compiled_model = torch.compile(model, backend=counter, fullgraph=True)
+        scheduler.attach(compiled_model, mode=mode)
+
+        def compiled(**batch):
+            return compiled_model(**batch).loss
+
     lengths = []
     for _ in range(9):
         ids = random_ids()
-        compiled(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss.backward()
-        lengths.append(attachment.seq_length)
+        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        loss = compiled(**batch)
+        loss.backward()
+        torch.testing.assert_close(loss, loss_of_resized(**batch))
+        lengths.append(scheduler.seq_length)
         scheduler.step()
     assert lengths == [*range(4, 21, 2)]
-    assert counter.frame_count == graphs
+    assert counter.frame_count == (graphs if by == "attach" else 2)
+
+
+class Wrapper(nn.Module):
+    """Passes on what its function makes of the arguments, instead of all of them."""
+
+    def __init__(self, model, passes):
+        super().__init__()
+        self.model, self.passes = model, passes
+
+    def forward(self, input_ids, labels=None, **others):
+        return self.model(input_ids=input_ids, labels=labels, **self.passes(input_ids, others))
+
+
+#: What a wrapper passes on, and the entry that its error names.
+WRONGLY_PASSED = {
+    "nothing": (lambda ids, others: {}, "'position_ids'|'cu_seq_lens_q'|'window'"),
+    "no word on the cache": (lambda ids, others: others | {"use_cache": None}, "use_cache"),
+    "a mask of its own": (lambda ids, others: others | {"attention_mask": torch.ones_like(ids)}, "attention_mask"),
+}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(
+    ("name", "mode", "passes"),
+    [
+        *(("llama-sdpa", "segments", passes) for passes in WRONGLY_PASSED),
+        ("llama-seqwarm", "segments", "nothing"),
+        ("gpt2-alibi", "segments", "nothing"),
+        ("gpt2-alibi", "window", "nothing"),
+    ],
+)
+def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes, compiles):
+    """It would train on whole rows."""
+    function, message = WRONGLY_PASSED[passes]
+    model = Wrapper(made(name), function)
+    model = torch.compile(model, backend="eager") if compiles else model
+    attachment, ids = schedule(4).attach(model, mode=mode), random_ids()
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=ids, labels=ids)
+    model.eval()(input_ids=ids)
+    attachment.remove()
+    model.train()(input_ids=ids)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrapper_that_passes_the_segments_on_trains_as_its_model(name):
+    ids, found = random_ids(), []
+    for model in (made(name), Wrapper(made(name), lambda ids, others: others)):
+        schedule(4).attach(model, mode="segments")
+        found.append(model(input_ids=ids, labels=ids).loss)
+    assert torch.equal(*found)
 
 
 class Own(nn.Module):

@@ -13,7 +13,7 @@ from ..support.ranks import leave_group, run_ranks
 from .contract import oracle
 from .contract.cases import LENGTH, Case, Model
 from .contract.record import combined
-from .contract.table import CASES, adapter_of, each_case, each_trainer, grid
+from .contract.table import CASES, DECODERS, FLATTEN, adapter_of, each_case, each_trainer, grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # hints of the trainers
 
@@ -57,6 +57,18 @@ def test_a_training_equals_the_loop(adapter, case, tmp_path):
     training = adapter(case, Model(), tmp_path)
     assert_equal(training.run(), expected)
     assert_logged(training, expected)
+
+
+@each_case(DECODERS, fast=["llama-sdpa"])
+def test_segments_train_as_flatten(adapter, case, tmp_path):
+    """Step by step, in float64, but for Composer's weights of microbatches."""
+    modes = {"segments": case, "flatten": replace(case, options=FLATTEN)}
+    found, expected = (adapter(each, each.model(), tmp_path / name).run() for name, each in modes.items())
+    assert found.lengths == expected.lengths
+    assert {*found.lengths} == {4, 8, 12, 16}
+    exact = 1e-6 if adapter.rule.loss == "rows" else 1e-12
+    torch.testing.assert_close(found.losses, expected.losses, rtol=exact, atol=0)
+    torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=exact)
 
 
 @each_case(dict(grid()), fast=[])

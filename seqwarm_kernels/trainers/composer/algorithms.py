@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_leaves
 from ...allocator.warmup import warmup_allocator
 from ...resizing.functional import resize_batch
 from ...resizing.options import KEEPING_SHAPE
-from ...resizing.told_models import names_not_taken, options_for, without
+from ...resizing.told_models import Told
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.watch import ScheduleListener, ScheduleWatch
 from ...utils.checks import check_choice, check_int, check_real
 from ...utils.modules import unwrapped
 from ..schedule_state import context_mesh_of
 from .context_shards import ContextShards
-from .functional import apply_alibi, is_packed, rows_and_length, set_batch_sequence_length
+from .functional import apply_alibi, is_packed, pass_to_transformers, rows_and_length, set_batch_sequence_length
 
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
@@ -93,9 +93,9 @@ class SeqLengthWarmup(Algorithm):
         self.step_size = scheduler.step_size
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
-        self._told = {"mode": mode, "boundaries": boundaries}
-        self._options: dict[str, Any] = {}  # of `resize_batch`, without `truncate`
-        self._not_taken: list[str] = []  # of what these options add
+        self._mode, self._boundaries = mode, boundaries
+        self._told: Told | None = None  # of the training's model, without `truncate`
+        self._numbers: dict[str, Any] = {}  # added to microbatches; Composer counts the rows of batches of tensors only
         self.num_valid_tokens: Tensor | None = None  # of a batch whose mask has left it
         self._memory_is_claimed = False
         self.seq_length = min_seq_length
@@ -104,7 +104,7 @@ class SeqLengthWarmup(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         if event in (Event.BEFORE_FORWARD, Event.BATCH_END):
-            return self._shards is not None
+            return self._shards is not None or (event == Event.BEFORE_FORWARD and bool(self._numbers))
         return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -113,33 +113,40 @@ class SeqLengthWarmup(Algorithm):
             self._move_before_alibi(state)
         elif event == Event.FIT_START:
             self._shards = None if context_mesh_of(state.model) is None else ContextShards(state)
-            if self._told["mode"] is not None:
+            if self._mode is not None:
                 if self._shards is not None:
-                    raise ValueError(f"mode={self._told['mode']!r} does not support ContextParallel")
-                self._options = options_for(state.model, self._told, by_rows=True)
-                self._not_taken = names_not_taken(state.model, self._options)
+                    raise ValueError(f"mode={self._mode!r} does not support ContextParallel")
+                pass_to_transformers(state.model, ("window",))
+                options = {"mode": self._mode, "boundaries": self._boundaries}
+                self._told = Told(state.model, options, by_rows=True)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
-        elif self._shards is not None:
-            if event == Event.BEFORE_FORWARD:
-                state.batch = self._shards.shard(state.batch)
+        elif event == Event.BEFORE_FORWARD:
+            if self._shards is None:
+                state.batch = {**state.batch, **self._numbers}
             else:
-                self._shards.count_once(state)
+                state.batch = self._shards.shard(state.batch)
+        elif self._shards is not None:
+            self._shards.count_once(state)
 
     def _resize(self, state: State, logger: Logger) -> None:
         if not self._memory_is_claimed:
             self._memory_is_claimed = True
             if state.device.name == "gpu" and not state.fsdp_enabled:
-                longest = state.batch
-                if not self._options:
+                longest, options = state.batch, None
+                if self._told is None:
                     longest = set_batch_sequence_length(longest, self.max_seq_length, self.truncate)
-                claim_memory(state, longest, None if self._shards is None else self._shards.shard, self._options)
+                else:
+                    options = self._told.options
+                claim_memory(state, longest, None if self._shards is None else self._shards.shard, options)
         length = self._current_length(state)
         whole = state.batch
-        if self._options:
-            resized, info = resize_batch(whole, length, return_info=True, **self._options)
+        if self._told is not None:
+            resized, info = resize_batch(whole, length, return_info=True, **self._told.options)
             self.num_valid_tokens = info.num_valid_tokens
-            state.batch = without(resized, self._not_taken, whole)
+            state.batch = self._told.strip(resized, whole)
+            added = {*state.batch} - {*whole}
+            self._numbers = {name: state.batch.pop(name) for name in added if not isinstance(state.batch[name], Tensor)}
         else:
             state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)
         self.seq_length = length

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from composer.core import State
 
-from ...utils.modules import CONTEXT_PART, NUM_ITEMS_IN_BATCH, unwrapped
+from ...utils.modules import CONTEXT_PART, NUM_ITEMS_IN_BATCH
+from .functional import pass_to_transformers
 
 #: What `shard_sequence` adds to a batch. Models of transformers take it without naming it in their forward.
 _ADDED = (
@@ -39,9 +38,7 @@ class ContextShards:
             # A rank that is out of memory would leave the others waiting for its keys.
             raise ValueError("device_train_microbatch_size must be a number under ContextParallel, got 'auto'")
         self.shard = ContextBatches(state.model)
-        model: Any = unwrapped(state.model)
-        if hasattr(model, "model_forward_args"):  # Composer's HuggingFaceModel drops every other entry
-            model.model_forward_args.update(_ADDED)
+        pass_to_transformers(state.model, _ADDED)
 
     def count_once(self, state: State) -> None:
         """Corrects the timestamp after a batch, to which Composer adds the batch of every rank."""

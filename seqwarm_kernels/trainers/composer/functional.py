@@ -5,7 +5,7 @@ They work without Composer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
 from ...resizing.packing import packed_bounds
 from ...utils.checks import check_int
-from ...utils.modules import forward_parameters, guess_batch
+from ...utils.modules import forward_parameters, guess_batch, unwrapped
 
 _EXAMPLE_LENGTH = 16
 
@@ -94,6 +94,13 @@ def rows_and_length(batch: Any) -> tuple[int, int]:
     shapes = [value.shape for value in flatten_batch(batch).values() if isinstance(value, Tensor) and value.dim() > 1]
     # The largest size counts: a mask over pairs of tokens may be (B, 1, S, S).
     return max((shape[0] for shape in shapes), default=0), max((shape[1] for shape in shapes), default=0)
+
+
+def pass_to_transformers(model: nn.Module, names: Collection[str]) -> None:
+    """Lets Composer's HuggingFaceModel pass on entries that the forward in it takes without naming them."""
+    wrapper: Any = unwrapped(model)
+    if hasattr(wrapper, "model_forward_args"):
+        wrapper.model_forward_args.update(names)
 
 
 def is_packed(batch: Any) -> bool:

@@ -15,9 +15,9 @@ from composer.loggers import Logger
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels.schedule import watch
-from seqwarm_kernels.trainers.composer import SeqLengthWarmup, algorithms, set_batch_sequence_length
+from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup, algorithms, set_batch_sequence_length
 
-from .training import BATCH_SIZE, Run, Stream, batches, tiny_gpt2
+from .training import BATCH_SIZE, LENGTH, Run, Stream, batches, tiny_gpt2
 
 #: 20 batches, with a ramp from 8 to 32 over 10 of them: 8 + 8 · ⌊3n / 10⌋.
 LENGTHS = [8] * 4 + [16] * 3 + [24] * 3 + [32] * 10
@@ -68,6 +68,29 @@ def test_dataloaders_without_a_length():
     assert Run("2ep", warmup(), dataloader=stream, train_subset_num_batches=10).fit().seen.lengths == LENGTHS
     with pytest.raises(ValueError, match=r"max_duration must be .* in epochs of a dataloader with a length, got 2ep"):
         length_at(warmup(), Timestamp(), "2ep")
+
+
+def run_of_rows_that_fit(**options):
+    """Lengths of 16 and 32, in microbatches."""
+    algorithms = warmup(min_seq_length=16, step_size=16, **options), Alibi(LENGTH, 1)
+    return Run("6ba", *algorithms, device_train_microbatch_size=2)
+
+
+def test_segments_in_a_hugging_face_model_train_as_flatten():
+    found, expected = (run_of_rows_that_fit(**options).fit() for options in ({"mode": "segments"}, {"truncate": False}))
+    torch.testing.assert_close(found.seen.losses, expected.seen.losses, rtol=1e-5, atol=0)
+    assert found.seen.shapes == [(BATCH_SIZE, LENGTH)] * 6
+    assert {*expected.seen.lengths} == {16, 32}
+
+
+def test_a_hugging_face_model_gets_the_window():
+    """Composer drops what the model's forward does not name."""
+    run, windows = run_of_rows_that_fit(mode="window"), []
+    hook = run.model.model.register_forward_pre_hook
+    hook(lambda model, args, kwargs: windows.append(kwargs["window"]), with_kwargs=True)
+    run.fit()
+    assert windows[-12:] == [15] * 6 + [31] * 6
+    assert run.seen.shapes == [(BATCH_SIZE, LENGTH)] * 6
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ EVALUATED = 4  #: items of an evaluation
 LEARNING_RATE = 0.5
 IGNORED = -100
 FAILS_AT = 5
+EVEN_LENGTH = 48  #: which every length of the schedule divides
 PADDING = None  #: an entry of a row that is not a token
 
 
@@ -29,7 +30,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)  #: of resize_batch
     unit: str = "step"
     duration: int = 10
-    data: str = "rows"  #: "rows" of one length, "padded" rows, or "packed" sequences
+    data: str = "rows"  #: "rows" of one length, rows of an "even" length, "padded" rows, or "packed" sequences
+    network: str | None = None  #: a decoder of transformers in place of the small model
     accumulate: int = 1
     evaluate_every: int | None = 4  #: optimizer steps
     log_every: int = 1
@@ -48,6 +50,13 @@ class Case:
         """On one rank."""
         return ITEMS // BATCH_SIZE // self.accumulate
 
+    @property
+    def length(self) -> int:
+        return EVEN_LENGTH if self.data == "even" else LENGTH
+
+    def model(self) -> Model:
+        return Model() if self.network is None else Decoder(self.network)
+
     def schedule(self) -> SequenceLengthScheduler:
         options = {"duration": self.duration, "step_size": STEP_SIZE, "unit": self.unit}
         return SequenceLengthScheduler(SHORTEST, LONGEST, **options)
@@ -56,9 +65,9 @@ class Case:
 def items(case: Case) -> list[list[Any]]:
     """Rows of (token, label). The first label is ignored, and padding is on the right."""
     generator = torch.Generator().manual_seed(3)
-    rows = torch.randint(1, WORDS, (ITEMS, LENGTH), generator=generator).tolist()
+    rows = torch.randint(1, WORDS, (ITEMS, case.length), generator=generator).tolist()
     made = [[(token, token if index else IGNORED) for index, token in enumerate(row)] for row in rows]
-    if case.data == "rows":
+    if case.data in ("rows", "even"):
         return made
     lengths = [8 + 7 * index % 11 for index in range(ITEMS)]  # from 8 to 18
     cut = [row[:length] for row, length in zip(made, lengths, strict=True)]
@@ -83,7 +92,7 @@ def collate_packed(sequences):
     return {**row, "position_ids": torch.tensor([positions])}
 
 
-COLLATE = {"rows": collate_rows, "padded": collate_padded, "packed": collate_packed}
+COLLATE = {"rows": collate_rows, "even": collate_rows, "padded": collate_padded, "packed": collate_packed}
 
 
 def loader(case, size=BATCH_SIZE, *, rank=0, world_size=1, is_evaluation=False, **settings):
@@ -108,19 +117,35 @@ class Model(nn.Module):
 
     def __init__(self, seed=1):
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
+        self.calls, self.fails, self.ask = [], None, None
+        self.make_layers(torch.Generator().manual_seed(seed))
+
+    def make_layers(self, generator):
         self.tokens, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.head = nn.Linear(WIDTH, WORDS)
         self.double()
         for parameter in self.parameters():
             nn.init.normal_(parameter, generator=generator)
-        self.calls, self.fails, self.ask = [], None, None
 
     def forward(self, input_ids, labels, attention_mask=None, position_ids=None, num_items_in_batch=None):
+        return self.trained(labels, num_items_in_batch, input_ids, attention_mask, position_ids)
+
+    def trained(self, labels, num_items_in_batch, input_ids, attention_mask, position_ids, **others):
+        """The loss and the logits of a call, which is noted."""
         if self.fails is not None and sum(call[0] is True for call in self.calls) == FAILS_AT:
             raise self.fails
         if self.ask is not None and self.training:
             self.ask()
+        logits = self.logits(input_ids, attention_mask, position_ids, **others)
+        targets = labels[:, 1:].flatten()
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+        loss = loss / ((targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+        rows, length = input_ids.shape
+        longest = length if position_ids is None else int(position_ids.max()) + 1
+        self.calls.append((self.training, rows, longest, loss.item()))
+        return {"loss": loss, "logits": logits}
+
+    def logits(self, input_ids, attention_mask, position_ids):
         rows, length = input_ids.shape
         positions = torch.arange(length).expand(rows, length) if position_ids is None else position_ids
         sequence = (positions == 0).cumsum(1)
@@ -129,14 +154,42 @@ class Model(nn.Module):
             is_seen = is_seen & attention_mask[:, None].bool()
         weights = is_seen.double() / is_seen.sum(2, keepdim=True).clamp(min=1)
         inputs = self.tokens(input_ids) + self.positions(positions)
-        logits = self.head(torch.tanh(inputs + weights @ inputs))
-        targets = labels[:, 1:].flatten()
-        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
-        loss = loss / ((targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
-        longest = length if position_ids is None else int(position_ids.max()) + 1
-        self.calls.append((self.training, rows, longest, loss.item()))
-        return {"loss": loss, "logits": logits}
+        return self.head(torch.tanh(inputs + weights @ inputs))
 
     def note_step(self, optimizer, args, kwargs):
         """A hook after each step of an optimizer."""
         self.calls.append(("step", optimizer.param_groups[0]["lr"]))
+
+
+class Decoder(Model):
+    """A decoder of transformers, by the name of its kind and its attention. Its loss is computed in float64."""
+
+    def __init__(self, network, seed=1):
+        self.network_name = network
+        super().__init__(seed)
+
+    def make_layers(self, generator):
+        import transformers
+
+        import seqwarm_kernels.models.seqwarm  # noqa: F401
+        from seqwarm_kernels import apply_alibi
+
+        kind, attention = self.network_name.split("-")
+        sizes = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
+        more = {
+            "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+            "llama": {"intermediate_size": 24, "attn_implementation": attention},
+        }
+        config = transformers.AutoConfig.for_model(kind, max_position_embeddings=EVEN_LENGTH, **sizes, **more[kind])
+        torch.manual_seed(generator.initial_seed())
+        self.network = transformers.AutoModelForCausalLM.from_config(config)
+        if attention == "alibi":
+            apply_alibi(self.network, EVEN_LENGTH)
+        self.double()
+
+    def forward(self, input_ids, labels, num_items_in_batch=None, attention_mask=None, position_ids=None, **others):
+        return self.trained(labels, num_items_in_batch, input_ids, attention_mask, position_ids, **others)
+
+    def logits(self, input_ids, attention_mask, position_ids, **others):
+        options = {"attention_mask": attention_mask, "position_ids": position_ids, **others}
+        return self.network(input_ids=input_ids, **options).logits

@@ -42,6 +42,12 @@ CASES = {
     "segments-packed": Case(SEGMENTS, data="packed"),
 }
 
+#: Decoders, whose "segments" are told as the trainer finds out for the model that it holds.
+DECODERS = {
+    network: Case({"mode": "segments"}, data="even", accumulate=2, duration=6, evaluate_every=None, network=network)
+    for network in ("gpt2-alibi", "llama-sdpa", "llama-seqwarm")
+}
+
 
 def grid():
     """Every mode and remainder, in every unit, on rows and padded rows, with accumulation and without."""
