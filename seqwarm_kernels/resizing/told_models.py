@@ -86,14 +86,14 @@ class Told:
                 resized.pop(name, None)
         return resized
 
-    def require(self, entrance: nn.Module) -> RemovableHandle | None:
+    def require(self, called: nn.Module) -> RemovableHandle | None:
         """Let the model of transformers raise in training if a call does not pass it what limits its attention.
 
         A wrapper or a `training_step` that picks entries of the batch would drop it, and train on whole rows. Not for
-        a model that is itself the `entrance`, the module whose arguments are resized.
+        a model that is itself `called`, the module whose arguments are resized.
         """
         told_by = self.options.get("boundaries") or "window"
-        if self._inner is None or self._inner is unwrapped(entrance) or told_by == "segment_length":
+        if self._inner is None or self._inner is unwrapped(called) or told_by == "segment_length":
             return None
         handle: RemovableHandle = self._inner.register_forward_pre_hook(_Required(told_by), with_kwargs=True)
         return handle

@@ -44,11 +44,11 @@ class ScheduleState:
         self._has_warned = False
         self._seen, self._is_counted = Seen(0, 0), True
 
-    def _attach(self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1) -> None:
-        """Resizes the training inputs of `entrance`. Removes the attachment that an interrupted training has left.
+    def _attach(self, called: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1) -> None:
+        """Resizes the training inputs of `called`. Removes the attachment that an interrupted training has left.
 
         Args:
-            entrance: the module to attach to: the model, or another module that all batches pass.
+            called: the module to attach to: the model, or another module that all batches pass.
             model: the model. With `ContextParallel`, each rank gets its part of a batch that all ranks of the mesh
                 hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
@@ -59,7 +59,7 @@ class ScheduleState:
         _check_parallelism(model, sharded, ranks_of_batch)
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         resizer: Resizer = self.scheduler if sharded is None else self._part_resizer(model)
-        self.attachment = Attachment(entrance, resizer, self._options, told=model)
+        self.attachment = Attachment(called, resizer, self._options, told=model)
         self._device, self._has_warned = device, False
         self._seen = Seen(0, 0)  # counted since the last call of `_step`
         self._is_counted = True  # whether all batches are
