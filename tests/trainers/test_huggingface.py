@@ -44,12 +44,6 @@ def dataset(rows=16):
     return [{"input_ids": row, "labels": row} for row in torch.randint(WORDS, (rows, LENGTH))]
 
 
-def padded_dataset(rows=16):
-    lengths = torch.arange(rows) % LENGTH + 1
-    masks = (torch.arange(LENGTH) < lengths[:, None]).long()
-    return [{**row, "attention_mask": mask} for row, mask in zip(dataset(rows), masks, strict=True)]
-
-
 def trainer(folder, model, callbacks, data=None, **arguments):
     data = dataset() if data is None else data
     settings = {"per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE, **arguments}

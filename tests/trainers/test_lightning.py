@@ -17,6 +17,7 @@ import lightning.pytorch as lightning
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
+from ..support.lightning import quiet_trainer as trainer
 from ..support.token_rates import PEAK, token_lr, token_lr_at
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
@@ -77,19 +78,8 @@ def rows(count=16):
     return [{"input_ids": row, "labels": row.roll(1)} for row in torch.randint(WORDS, (count, LENGTH))]
 
 
-def padded_rows(count=16):
-    masks = (torch.arange(LENGTH) < torch.arange(1, count + 1)[:, None]).long()
-    return [{**row, "attention_mask": mask} for row, mask in zip(rows(count), masks, strict=True)]
-
-
 def loader(data=None, size=2, **settings):
     return DataLoader(rows() if data is None else data, batch_size=size, **settings)
-
-
-def trainer(callback, trainer_class=lightning.Trainer, **settings):
-    callbacks = callback if isinstance(callback, list) else [callback]
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    return trainer_class(**{"accelerator": "cpu", "max_epochs": 1, **quiet, "callbacks": callbacks, **settings})
 
 
 KINDS = {
@@ -179,7 +169,7 @@ def test_the_trainer_of_pytorch_lightning():
         pass
 
     model = Other()
-    trainer(SequenceLengthWarmup(schedule()), other.Trainer).fit(model, loader())
+    trainer(SequenceLengthWarmup(schedule()), kind=other.Trainer).fit(model, loader())
     assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
 
 
@@ -188,11 +178,11 @@ def test_bad_input_raises():
         def training_step(self, dataloader_iter):
             pass
 
-    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
+    with pytest.raises(TypeError, match="sequence_dim"):
         trainer(SequenceLengthWarmup(schedule(), sequence_dim=1)).fit(Model(), loader())
-    with pytest.raises(TypeError, match="training_step must take a batch, got dataloader_iter"):
+    with pytest.raises(TypeError, match="dataloader_iter"):
         trainer(SequenceLengthWarmup(schedule())).fit(Iterating(), loader())
-    with pytest.raises(TypeError, match="a training batch must be tensors or a container of them, got str"):
+    with pytest.raises(TypeError, match="batch"):
         trainer(SequenceLengthWarmup(schedule())).fit(Model(), loader(collate_fn=lambda batch: "words"))
 
 
@@ -239,20 +229,16 @@ def test_entries_without_names_are_not_padded_with_labels():
     row = torch.arange(1, 11)[None] % WORDS
     batch = (row, row)
     for options in ({}, {"pad_values": {"0": 0}}):
-        with pytest.raises(ValueError, match=r"pad_values must have a value for the unnamed tensor '[01]'"):
+        with pytest.raises(ValueError, match="pad_values"):
             cut_in_training(batch, remainder="pad", **options)
     tokens, labels = cut_in_training(batch, remainder="pad", pad_values={"0": 0, "1": -100})
     assert tokens[2].tolist() == [9, 10, 0, 0]
     assert labels[2].tolist() == [9, 10, -100, -100]
-    with pytest.raises(ValueError, match="remainder must be 'drop' or 'pad' for unnamed"):
+    with pytest.raises(ValueError, match="remainder"):
         cut_in_training(batch, remainder="overlap")
     assert cut_in_training(batch, remainder="pad", keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
     assert cut_in_training((row,), remainder="overlap")[0][2].tolist() == [7, 8, 9, 10]
     assert cut_in_training(batch)[1].shape == (2, 4)
-
-
-def checkpoints(folder):
-    return lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
 
 
 @pytest.mark.filterwarnings("default")
@@ -276,7 +262,8 @@ def test_a_training_that_ends_before_the_schedule_warns_as_early_as_that_is_know
 
 
 def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
-    trainer([SequenceLengthWarmup(schedule()), checkpoints(tmp_path)], enable_checkpointing=True).fit(Model(), loader())
+    saving = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    trainer(SequenceLengthWarmup(schedule()), saving, enable_checkpointing=True).fit(Model(), loader())
     other = schedule(9)
     path = tmp_path / "epoch=0.ckpt"
     trainer(SequenceLengthWarmup(other)).test(Model(), loader(), ckpt_path=path, verbose=False)
