@@ -108,7 +108,7 @@ def test_a_compiled_model_takes_new_boundaries_without_another_graph(name):
 def test_position_ids_alone_tell_a_compiled_model_no_segments():
     _, ours = pair("llama")
     compiled, ids = torch.compile(ours, fullgraph=True, backend="aot_eager"), tokens(ROWS, LENGTH)
-    with pytest.raises(RuntimeError, match=r"compiled models need cu_seq_lens_q"):
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q"):
         compiled(ids, position_ids=packed()[0], use_cache=False)
 
 
@@ -154,27 +154,22 @@ def test_a_config_may_make_a_decoder_bidirectional():
     assert not torch.allclose(actual, pair("llama")[1](ids, attention_mask=mask).logits[mask != 0])
 
 
-def refused(model, config, **options):
-    config = getattr(transformers, config)(**{**FAMILIES["llama"].options, **options})
-    model = getattr(transformers, model)._from_config(config, attn_implementation="seqwarm")
-    return lambda: model(tokens(ROWS, LENGTH))
-
-
 @pytest.mark.parametrize(
-    ("model", "config", "options", "message"),
+    ("name", "options", "what"),
     [
-        ("Gemma2ForCausalLM", "Gemma2Config", {"head_dim": 8}, "^softcap must be None"),
-        ("GptOssForCausalLM", "GptOssConfig", {"head_dim": 8, "num_local_experts": 2}, "^s_aux must be None"),
-        ("BloomForCausalLM", "BloomConfig", {"n_head": 4}, "^attn_implementation must not be 'seqwarm': BloomConfig"),
-        ("MptForCausalLM", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 1}, "MptConfig has attention"),
+        ("Gemma2", {"head_dim": 8}, "softcap"),
+        ("GptOss", {"head_dim": 8, "num_local_experts": 2}, "s_aux"),
+        ("Bloom", {"n_head": 4}, "attn_implementation"),
+        ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 1}, "attn_implementation"),
     ],
 )
-def test_other_scores_are_refused(model, config, options, message):
-    with pytest.raises(ValueError, match=message):
-        refused(model, config, **options)()
+def test_other_scores_are_refused(name, options, what):
+    config = getattr(transformers, f"{name}Config")(**{**FAMILIES["llama"].options, **options})
+    with pytest.raises(ValueError, match=what):
+        getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="seqwarm")(tokens())
 
 
 def test_a_mask_beside_boundaries_is_refused():
     _, ours = pair("llama")
-    with pytest.raises(ValueError, match=r"^attention_mask must be None beside cu_seq_lens_q"):
+    with pytest.raises(ValueError, match="attention_mask"):
         ours(tokens(ROWS, LENGTH), attention_mask=padding("right", ROWS, LENGTH), **packed()[1])

@@ -103,3 +103,13 @@ def test_a_training_that_never_had_the_full_length_warns():
     with pytest.warns(UserWarning, match="the training ends") as caught:
         state._warn_of_short_training(999)
     assert caught[0].filename == __file__
+
+
+def test_a_training_starts_over_from_the_progress_before_the_first_one():
+    state, _ = state_of()
+    state.scheduler.progress = 5
+    for _ in range(2):
+        state._start()
+        assert (state.train_tokens, state.scheduler.progress) == (0, 5)
+        state._step(3)
+    assert state.scheduler.progress == 8
