@@ -76,7 +76,7 @@ def test_a_mask_of_another_length_without_a_cache_is_refused(name, use_cache):
     model, ids = converted(name), tokens(ROWS, LENGTH)
     options = {} if use_cache is None or name not in CACHED else {"use_cache": use_cache}
     for length in (1, 9, LENGTH - 1, LENGTH + 1):
-        with pytest.raises(ValueError, match=r"attention_?mask|The size of tensor|Attention mask"):
+        with pytest.raises(ValueError, match=r"(?i)mask|The size of tensor"):
             model(ids, attention_mask=torch.ones(ROWS, length, dtype=torch.int64), **options)
 
 

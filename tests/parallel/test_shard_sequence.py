@@ -146,7 +146,7 @@ def test_the_part_says_what_it_is(parts):
 @pytest.mark.parametrize("make", [batch, lambda: {"a": batch(), "b": batch()}])
 def test_a_part_is_not_resized(parts, make):
     for by in ("tokens", "rows"):
-        with pytest.raises(ValueError, match=r"got 'context_part' in it; call shard\(scheduler\.resize\(batch\)\)"):
+        with pytest.raises(ValueError, match="context_part"):
             resize_batch(parts(make(), by=by, shift_labels=False)[0], 2)
 
 
