@@ -19,6 +19,7 @@ from ..support.ranks import assert_no_errors, errors_fixture, join_group, leave_
 pytest.importorskip("transformers")
 
 from ..models.zoo import FAMILIES, OTHERS, make, padding, tokens
+from ..trainers.shards import watch
 
 ROWS, LENGTH, STEPS = 2, 24, 3
 CAUSAL = [name for name, family in (FAMILIES | OTHERS).items() if family.causal]
@@ -148,17 +149,9 @@ def check_batches(mesh):
 
 def check_batches_of_the_allocator(mesh):
     """Warm-up passes have the parts of every length that training will have."""
-    model, seen = converted("gpt2"), []
+    model = converted("gpt2")
     parallelize_module(model, mesh, ContextParallel())
-    forward = model.forward
-
-    def counted(**batch):
-        with Exchanges() as exchanges:
-            outputs = forward(**batch)
-        seen.append((tuple(batch["input_ids"].shape), exchanges.count > 0))
-        return outputs
-
-    model.forward = counted
+    seen = watch(model)
     report = warmup_allocator(
         model,
         24,
@@ -169,7 +162,7 @@ def check_batches_of_the_allocator(mesh):
         shard_batch=ContextBatches(model),
     )
     assert report.lengths == (24, 4, 12)
-    assert set(seen) == {((3, 4), False), ((1, 12), False), ((1, 12), True)}  # of 6, 2 and 1 rows
+    assert {*map(tuple, seen)} == {(3, 4, False), (1, 12, False), (1, 12, True)}  # of 6, 2 and 1 rows
 
 
 def check_refusals(mesh):

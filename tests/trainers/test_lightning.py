@@ -192,26 +192,6 @@ class Padded(NamedTuple):
     labels: Tensor
 
 
-def test_the_names_of_a_named_tuple_are_those_of_its_fields():
-    """Rows that are padded on the left were cut to their padding, without a warning."""
-    seen = []
-
-    class Module(Model):
-        def training_step(self, batch, batch_idx):
-            seen.append(batch)
-            return self(batch.input_ids).mean()
-
-    tokens = torch.arange(1, 9).repeat(2, 1)
-    mask = torch.ones_like(tokens)
-    left = Padded(
-        *(nn.functional.pad(entry, (8, 0), value=fill) for entry, fill in ((tokens, 0), (mask, 0), (tokens, -100)))
-    )
-    trainer(SequenceLengthWarmup(schedule(duration=9))).fit(Module(), loader([left], None))
-    assert type(seen[0]) is Padded
-    for found, expected in zip(seen[0], (tokens, mask, tokens), strict=True):
-        assert found.equal(expected[:, :4])
-
-
 def cut_in_training(batch, **options):
     seen = []
 
@@ -220,25 +200,36 @@ def cut_in_training(batch, **options):
             seen.append(batch)
             return self(batch[0]).mean()
 
-    trainer(SequenceLengthWarmup(schedule(duration=9), mode="reshape", **options)).fit(Module(), loader([batch], None))
+    trainer(SequenceLengthWarmup(schedule(duration=9), **options)).fit(Module(), loader([batch], None))
     return seen[0]
+
+
+def test_the_names_of_a_named_tuple_are_those_of_its_fields():
+    """Rows that are padded on the left were cut to their padding, without a warning."""
+    tokens = torch.arange(1, 9).repeat(2, 1)
+    entries = [(tokens, 0), (torch.ones_like(tokens), 0), (tokens, -100)]
+    found = cut_in_training(Padded(*(nn.functional.pad(entry, (8, 0), value=fill) for entry, fill in entries)))
+    assert type(found) is Padded
+    for cut, (entry, _) in zip(found, entries, strict=True):
+        assert cut.equal(entry[:, :4])
 
 
 def test_entries_without_names_are_not_padded_with_labels():
     """Labels were padded with 0."""
     row = torch.arange(1, 11)[None] % WORDS
     batch = (row, row)
-    for options in ({}, {"pad_values": {"0": 0}}):
+    pad, overlap = ({"mode": "reshape", "remainder": remainder} for remainder in ("pad", "overlap"))
+    for options in (pad, {**pad, "pad_values": {"0": 0}}):
         with pytest.raises(ValueError, match="pad_values"):
-            cut_in_training(batch, remainder="pad", **options)
-    tokens, labels = cut_in_training(batch, remainder="pad", pad_values={"0": 0, "1": -100})
+            cut_in_training(batch, **options)
+    tokens, labels = cut_in_training(batch, **pad, pad_values={"0": 0, "1": -100})
     assert tokens[2].tolist() == [9, 10, 0, 0]
     assert labels[2].tolist() == [9, 10, -100, -100]
     with pytest.raises(ValueError, match="remainder"):
-        cut_in_training(batch, remainder="overlap")
-    assert cut_in_training(batch, remainder="pad", keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
-    assert cut_in_training((row,), remainder="overlap")[0][2].tolist() == [7, 8, 9, 10]
-    assert cut_in_training(batch)[1].shape == (2, 4)
+        cut_in_training(batch, **overlap)
+    assert cut_in_training(batch, **pad, keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
+    assert cut_in_training((row,), **overlap)[0][2].tolist() == [7, 8, 9, 10]
+    assert cut_in_training(batch, mode="reshape")[1].shape == (2, 4)
 
 
 @pytest.mark.filterwarnings("default")
