@@ -185,3 +185,4 @@ def test_an_end_by_tokens_evaluates_and_saves_as_one_by_max_steps(tmp_path, tota
     assert training.state.global_step == steps
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{steps}"]
     assert sum("eval_loss" in record for record in training.state.log_history) == evaluations
+    assert not {"seq_length", "train_tokens"} & training.evaluate().keys()  # which has whole rows

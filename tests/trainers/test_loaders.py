@@ -344,11 +344,12 @@ class TestLightning:
         assert self.train(tmp_path, stream, True, str(tmp_path / "06.ckpt"), max_steps=9)[0] == whole[6:]
 
     @pytest.mark.parametrize("has_loader_state", [False, True])
-    def test_a_warmup_without_it_warns(self, recwarn, has_loader_state):
+    def test_a_warmup_without_it_warns(self, tmp_path, recwarn, has_loader_state):
         warmup = of_lightning.SequenceLengthWarmup(SequenceLengthScheduler(8, 16, duration=0))
         callbacks = [warmup, *([of_lightning.LoaderState()] if has_loader_state else [])]
         loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=collate))
-        trainer = lightning_trainer(*callbacks, limit_train_batches=1)
+        settings = {"limit_train_batches": 1, "enable_checkpointing": True, "default_root_dir": tmp_path}
+        trainer = lightning_trainer(*callbacks, **settings)
         trainer.fit(LossModule(CountingModel(), torch.optim.SGD, lr=1e-6), loader)
         warned = any("callbacks have no LoaderState()" in str(warning.message) for warning in recwarn)
         assert warned != has_loader_state
