@@ -166,10 +166,10 @@ def test_a_window_limits_what_a_token_sees(name):
     ("name", "mode", "graphs"),
     [
         ("gpt2-alibi", "segments", 1),
-        ("gpt2-alibi", "window", 2),
-        ("llama-sdpa", "segments", 1),
-        ("llama-seqwarm", "segments", 1),
         ("llama-seqwarm", "window", 2),
+        pytest.param("gpt2-alibi", "window", 2, marks=pytest.mark.slow),
+        pytest.param("llama-sdpa", "segments", 1, marks=pytest.mark.slow),
+        pytest.param("llama-seqwarm", "segments", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_ramp_compiles_at_most_twice(name, mode, graphs):

@@ -8,6 +8,7 @@ import torch
 import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import no_compilation
 
+from ..support.tiers import first_fast
 from .zoo import FAMILIES, VOCABULARY, WINDOW, make, padding, tokens, transformers
 
 NAMES = ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite"]
@@ -88,7 +89,7 @@ def test_segments_of_several_rows_do_not_see_each_other(name, told):
     assert_same(gradients(ours, actual), gradients(model, expected))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", first_fast(["mistral", "gpt2", "gpt_neox", "llama", "qwen3"]))
 def test_a_compiled_model_takes_new_boundaries_without_another_graph(name):
     (model, ours), ids = pair(name), tokens(ROWS, LENGTH)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
@@ -122,7 +123,7 @@ def test_a_window_of_the_batch_is_beside_that_of_the_layers():
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("mask_kind", ["none", "left"])
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", first_fast(["qwen2", "gpt2", "gpt_neox", "llama", "mistral", "qwen3"]))
 @torch.no_grad()
 def test_generated_logits_are_those_of_sdpa(name, mask_kind, kind):
     ids, mask = tokens(ROWS, 9), padding(mask_kind, ROWS, 9)

@@ -43,7 +43,7 @@ def test_compiled(name, kind):
         torch.testing.assert_close(p.grad, gradients[n], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt"])
+@pytest.mark.parametrize("name", first_fast(["gpt2", "opt"]))
 def test_compiled_models_refuse_packed_position_ids(name):
     compiled = torch.compile(converted(name), backend="aot_eager")
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
