@@ -25,7 +25,7 @@ def run(code):
 
 @pytest.mark.parametrize(
     ("package", "trainer"),
-    first_fast([("transformers", "huggingface"), ("lightning", "lightning"), ("torch", "composer")]),
+    first_fast([("torch", "composer"), ("transformers", "huggingface"), ("lightning", "lightning")]),
 )
 def test_a_trainer_is_imported_on_first_access(package, trainer):
     pytest.importorskip(package)
