@@ -11,7 +11,7 @@ from .zoo import FAMILIES, HEADS, LAYERS, VOCABULARY, WIDTH, make, tokens, trans
 
 def test_a_temperature_by_position_is_refused():
     """Queries are multiplied by 1 + beta log(1 + position // 32)."""
-    config = transformers.Ministral3Config(**FAMILIES["llama"].options, num_key_value_heads=2, head_dim=8)
+    config = transformers.Ministral3Config(**FAMILIES["llama"].options, head_dim=8)
     config.rope_parameters |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
     torch.manual_seed(0)
     model = transformers.Ministral3ForCausalLM(config).eval()
