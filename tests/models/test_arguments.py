@@ -12,18 +12,19 @@ from .zoo import make
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("name", "value", "error"),
     [
-        ({"max_seq_length": 1}, ValueError, "max_seq_length must be at least 2, got 1"),
-        ({"max_seq_length": 2**31}, ValueError, r"max_seq_length must be below 2\*\*31, got 2147483648"),
-        ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
-        ({"learn_slopes": 1}, TypeError, "learn_slopes must be True or False, got 1"),
+        ("max_seq_length", 1, ValueError),
+        ("max_seq_length", 2**31, ValueError),
+        ("max_seq_length", 64.0, TypeError),
+        ("learn_slopes", 1, TypeError),
+        ("model", 3, TypeError),
     ],
 )
-def test_bad_arguments_of_apply_alibi(arguments, error, message, monkeypatch):
+def test_bad_arguments_of_apply_alibi(name, value, error, monkeypatch):
     monkeypatch.setattr(surgery.Surgery, "replace", None)  # nothing is replaced
-    with pytest.raises(error, match=message):
-        apply_alibi(make("gpt2"), **{"max_seq_length": 64, **arguments})
+    with pytest.raises(error, match=name):
+        apply_alibi(**{"model": make("gpt2"), "max_seq_length": 64, name: value})
 
 
 def test_a_length_of_numpy_is_taken():
@@ -34,13 +35,13 @@ def test_a_length_of_numpy_is_taken():
 
 @pytest.mark.parametrize("slopes", [[], [float("nan")], [0.5, -1e39]])
 def test_bad_slopes_of_alibi_heads(slopes):
-    with pytest.raises(ValueError, match="slopes must be finite numbers, one for each head, got"):
+    with pytest.raises(ValueError, match="slopes"):
         AlibiHeads(slopes, causal=True)
 
 
 @pytest.mark.parametrize("device", ["xpu:7", "mps:7", "cuda:77", "privateuseone"])
 def test_devices_that_are_not_there(device):
-    with pytest.raises(ValueError, match=f"device must be a device of this machine, got '{device}'"):
+    with pytest.raises(ValueError, match="device"):
         alibi_slopes(4, device=device)
 
 
@@ -49,15 +50,9 @@ def test_alibi_heads_take_sequences_arrays_and_tensors(convert):
     assert AlibiHeads(convert(alibi_slopes(6)), causal=None).slopes.equal(alibi_slopes(6))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
-        ({"slopes": [0.5]}, ValueError, "slopes must be one for each of the 2 heads, got 1"),
-    ],
-)
-def test_bad_arguments_of_give_alibi(arguments, error, message):
+@pytest.mark.parametrize(("name", "value"), [("num_heads", 0), ("slopes", [0.5])])
+def test_bad_arguments_of_give_alibi(name, value):
     layer = nn.Linear(2, 2)
-    with pytest.raises(error, match=message):
-        surgery.Surgery(layer, 8, False).give_alibi(layer, **{"num_heads": 2, "causal": True, **arguments})
+    with pytest.raises(ValueError, match=name):
+        surgery.Surgery(layer, 8, False).give_alibi(layer, **{"num_heads": 2, "causal": True, name: value})
     assert not hasattr(layer, "alibi")

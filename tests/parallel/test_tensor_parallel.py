@@ -201,42 +201,30 @@ def check_share(mesh, slopes):
 
 
 def check_refused(mesh, slopes):
-    query, key, value, _ = inputs(False)
+    tensors = inputs(False)[:3]
+    query, key, value = tensors
 
-    def on(tensor, *placements):
-        return distribute_tensor(tensor, mesh, placements)
+    def on(tensors, *placements):
+        return [distribute_tensor(tensor, mesh, placements) for tensor in tensors]
 
-    def refused(error, match, *arguments, **options):
-        with pytest.raises(error, match=match):
-            sw.alibi_attention(*arguments, **options)
-
-    by_heads = [on(tensor, BY_HEADS) for tensor in (query, key, value)]
-    by_tokens = [on(tensor, Shard(2)) for tensor in (query, key, value)]
-    refused(ValueError, r"query .*parallel\.tokens_to_heads.*parallel\.context_attention", *by_tokens)
-    refused(
-        ValueError,
-        r"query must be replicated or sharded in its rows",
-        *[on(tensor, Shard(3)) for tensor in (query, key, value)],
-    )
-    refused(ValueError, r"key must have the query's mesh and placements", by_heads[0], on(key, WHOLE), by_heads[2])
-    refused(TypeError, r"value must be a DTensor if another argument is one", by_heads[0], by_heads[1], value)
-    refused(TypeError, r"query must be a DTensor", query, key, value, on(slopes, WHOLE))
-    refused(
-        ValueError,
-        r"slopes must be replicated, or have the placements .*got",
-        *[on(tensor, BY_ROWS) for tensor in (query, key, value)],
-        on(slopes, Shard(0)),
-    )
-    refused(ValueError, r"slopes must be \(8,\) or \(4, 8\)", *by_heads, slopes[:4])
-    odd = [on(tensor, BY_HEADS) for tensor in (query[:, :6], key[:, :3], value[:, :3])]
-    refused(
-        ValueError, r"query must have heads that the mesh divides, got 6 query heads and 3 key heads for 2 ranks", *odd
-    )
-    one_row = [on(tensor, BY_ROWS) for tensor in (query[:1], key[:1], value[:1])]
-    refused(ValueError, r"query must have a row for each of the 2 ranks", *one_row)
-    packed = [on(tensor, Shard(0)) for tensor in inputs(True)[:3]]
-    with pytest.raises(ValueError, match=r"query must hold all tokens on each rank"):
-        attend(packed, slopes, True)
+    by_heads, by_rows = on(tensors, BY_HEADS), on(tensors, BY_ROWS)
+    [replicated_key, replicated_slopes] = on([key, slopes], WHOLE)
+    refused = [
+        (ValueError, "query", on(tensors, Shard(2))),
+        (ValueError, "query", on(tensors, Shard(3))),
+        (ValueError, "key", [by_heads[0], replicated_key, by_heads[2]]),
+        (TypeError, "value", [*by_heads[:2], value]),
+        (TypeError, "query", [query, key, value, replicated_slopes]),
+        (ValueError, "slopes", [*by_rows, *on([slopes], Shard(0))]),
+        (ValueError, "slopes", [*by_heads, slopes[:4]]),
+        (ValueError, "query", on([query[:, :6], key[:, :3], value[:, :3]], BY_HEADS)),
+        (ValueError, "query", on([tensor[:1] for tensor in tensors], BY_ROWS)),
+    ]
+    for error, name, arguments in refused:
+        with pytest.raises(error, match=f"^{name}"):
+            sw.alibi_attention(*arguments)
+    with pytest.raises(ValueError, match=r"^query"):
+        attend(on(inputs(True)[:3], Shard(0)), slopes, True)
 
 
 @pytest.mark.slow

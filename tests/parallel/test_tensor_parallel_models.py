@@ -142,33 +142,31 @@ def check_dropout(mesh):
 
 def check_refused(mesh, folder):
     for name in ("gpt2", "bloom", "stablelm"):
-        with pytest.raises(ValueError, match="has no `tp_plan`"):
+        with pytest.raises(ValueError, match="tp_plan"):
             load(name, folder / name, tp_size=2)
-    with pytest.raises(
-        ValueError, match=r"layers\.0\.self_attn must have a number of key heads that tp_size 2 divides"
-    ):
+    with pytest.raises(ValueError, match="tp_size"):
         sw.apply_alibi(load("gemma", folder / "gemma", tp_size=2), 64)
-    how = r"query must have the layer's 4 heads, got 2; .*parallel\.ShardSlopes"
-    without_slopes = zoo.make("llama")
-    sw.apply_alibi(without_slopes, 64)
+    without_slopes, converted_first = zoo.make("llama"), zoo.make("llama")
+    for model in (without_slopes, converted_first):
+        sw.apply_alibi(model, 64)
     parallelize_module(without_slopes, mesh, PLAN)
-    with pytest.raises(ValueError, match=how):
-        without_slopes(zoo.tokens())
     parallelized_first = parallelize_module(zoo.make("llama"), mesh, PLAN)
-    with pytest.raises(ValueError, match=how):
-        sw.apply_alibi(parallelized_first, 64)
-    converted_first = zoo.make("llama")
-    sw.apply_alibi(converted_first, 64)
     config = distributed.DistributedConfig(tp_size=2)
     _, _, mesh_manager = type(converted_first).prepare_distribute_model(config)
     type(converted_first).maybe_distribute_model(converted_first, config, mesh_manager)
-    with pytest.raises(ValueError, match=how):
-        converted_first(zoo.tokens())
+    ids = zoo.tokens()
+    for call in (
+        lambda: without_slopes(ids),
+        lambda: sw.apply_alibi(parallelized_first, 64),
+        lambda: converted_first(ids),
+    ):
+        with pytest.raises(ValueError, match="ShardSlopes"):
+            call()
     sw.apply_alibi(converted_first, 64)  # a second call
-    converted_first(zoo.tokens())
-    with pytest.raises(ValueError, match="the mesh must divide the 3 heads of a layer, got 2 ranks"):
+    converted_first(ids)
+    with pytest.raises(ValueError, match="mesh"):
         parallelize_module(AlibiHeads([0.1, 0.2, 0.3], causal=True), mesh, ShardSlopes())
-    with pytest.raises(TypeError, match=r"ShardSlopes must be applied to the `alibi` module of a layer .* got Linear"):
+    with pytest.raises(TypeError, match="alibi"):
         parallelize_module(torch.nn.Linear(2, 2), mesh, ShardSlopes())
 
 

@@ -1,5 +1,7 @@
 """Trainings of Hugging Face's Trainer that are easy to repeat by hand."""
 
+import transformers
+
 #: Arguments of a plain SGD without schedule, clipping, checkpoints or reports, which logs each step.
 PLAIN_SGD = {
     "lr_scheduler_type": "constant",
@@ -13,6 +15,24 @@ PLAIN_SGD = {
     "disable_tqdm": True,
     "use_cpu": True,
 }
+
+
+def quiet_trainer(
+    folder, model, *callbacks, kind=transformers.Trainer, config=transformers.TrainingArguments, given=None, **arguments
+):
+    """A trainer with these callbacks, by plain SGD unless the arguments say otherwise.
+
+    Args:
+        kind: Its class.
+        config: The class of its arguments.
+        given: What the trainer takes besides.
+    """
+    arguments = config(output_dir=str(folder), **{**PLAIN_SGD, **arguments})
+    made = kind(model, args=arguments, **(given or {}))
+    made.remove_callback(transformers.PrinterCallback)
+    for callback in callbacks:
+        callback.add_to(made) if hasattr(callback, "add_to") else made.add_callback(callback)
+    return made
 
 
 def logged(trainer, name="loss"):

@@ -48,8 +48,9 @@ def run_ranks(function, *arguments, world_size=2):
 
 
 def set_environment(rank, port, world_size=2):
-    """Sets what torchrun tells the processes of a world."""
+    """Sets what torchrun tells the processes of a world, and what Composer asks for besides."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 

@@ -57,7 +57,7 @@ def test_each_sequence_of_a_packed_batch_is_cut(truncate, kept):
     cut = set_batch_sequence_length(batch, 2, truncate)
     assert cut["input_ids"].tolist() == [kept]
     assert cut["position_ids"].tolist() == [[0, 1, 0, 1] if truncate else [0, 1, 0, 1, 0, 0, 1, 0]]
-    with pytest.raises(ValueError, match="keep_last_token must be False for a packed batch"):
+    with pytest.raises(ValueError, match="keep_last_token"):
         set_batch_sequence_length(batch, 2, preserve_end_of_sequence=True)
 
 
@@ -84,5 +84,5 @@ def test_batches_that_are_not_mappings():
     cut = composer.set_batch_sequence_length(batch, 3)
     assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]
     assert cut.source == "a book"
-    with pytest.raises(TypeError, match="batch must be a mutable mapping or a dataclass"):
+    with pytest.raises(TypeError, match="batch"):
         composer.set_batch_sequence_length(torch.arange(12).view(2, 6), 3)

@@ -117,11 +117,10 @@ def check_engine(folder):
         loaded.load_state_dict(engine.load_checkpoint(folder / str(stage))[1]["scheduler"])
         assert loaded.progress == STEPS
 
-        refused = "model must not be DeepSpeed's yet"
-        with pytest.raises(ValueError, match=f"{refused}, got DeepSpeedEngine: .* before deepspeed.initialize"):
+        with pytest.raises(ValueError, match="DeepSpeed"):
             sw.warmup_allocator(engine, LENGTH, **warmed_up)
         if stage:
-            with pytest.raises(ValueError, match=f"{refused}, got Model"):
+            with pytest.raises(ValueError, match="DeepSpeed"):
                 sw.warmup_allocator(engine.module, LENGTH, **warmed_up)
 
 

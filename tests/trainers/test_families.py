@@ -1,12 +1,10 @@
 """Every converted model family trains, evaluates and resumes in each trainer."""
 
-import importlib
-
 import pytest
 import torch
 
 from ..models import training
-from ..models.zoo import FAMILIES, transformers
+from ..models.zoo import FAMILIES
 from ..support.tiers import first_fast
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -14,65 +12,41 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def hugging_face(name, folder, resume=False):
     pytest.importorskip("accelerate")
-    warmup = importlib.import_module("seqwarm_kernels.trainers.huggingface").SequenceLengthWarmup
-    model = training.trainable(name)
+    from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+
+    from ..support.huggingface import logged, quiet_trainer
+
+    model, rows = training.trainable(name), training.rows()
     lengths = training.Lengths(model)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
+    trainer = quiet_trainer(
+        folder,
+        model,
+        SequenceLengthWarmup(training.schedule()),
+        given={"train_dataset": rows, "eval_dataset": rows[:8]},
         max_steps=training.STEPS,
         per_device_train_batch_size=training.BATCH_SIZE,
+        optim="adamw_torch",
         learning_rate=training.LEARNING_RATE,
+        save_strategy="steps",
         save_steps=training.SAVED_AT,
         eval_strategy="steps",
         eval_steps=training.SAVED_AT,
-        logging_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
     )
-    rows = training.rows()
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8])
-    warmup(training.schedule()).add_to(trainer)
-    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{training.SAVED_AT}") if resume else None)
-    losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
-    return losses[training.SAVED_AT :] if resume else losses, lengths, model
+    return logged(trainer)[training.SAVED_AT if resume else 0 :], lengths, model
 
 
 def lightning(name, folder, resume=False):
     pl = pytest.importorskip("lightning.pytorch")
-    warmup = importlib.import_module("seqwarm_kernels.trainers.lightning").SequenceLengthWarmup
+    from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = training.trainable(name)
-            self.losses = []
+    from ..support.lightning import LossModule, quiet_trainer
 
-        def training_step(self, batch, batch_idx):
-            loss = self.model(**batch).loss
-            self.losses.append(loss.item())
-            return loss
-
-        def validation_step(self, batch, batch_idx):
-            self.model(**batch)
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=training.LEARNING_RATE)
-
-    module = Module()
-    lengths = training.Lengths(module.model)
+    module = LossModule(training.trainable(name), torch.optim.AdamW, lr=training.LEARNING_RATE)
+    lengths, rows = training.Lengths(module.model), training.rows()
     saving = pl.callbacks.ModelCheckpoint(folder, filename="{step}", every_n_epochs=2, save_top_k=-1)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_steps=training.STEPS,
-        callbacks=[warmup(training.schedule()), saving],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
-    rows = training.rows()
+    warmup, settings = SequenceLengthWarmup(training.schedule()), {"max_epochs": None, "max_steps": training.STEPS}
+    trainer = quiet_trainer(warmup, saving, enable_checkpointing=True, default_root_dir=folder, **settings)
     train, validate = (torch.utils.data.DataLoader(part, batch_size=training.BATCH_SIZE) for part in (rows, rows[:8]))
     trainer.fit(module, train, validate, ckpt_path=folder / f"step={training.SAVED_AT}.ckpt" if resume else None)
     return module.losses, lengths, module.model

@@ -25,7 +25,7 @@ def run(code):
 
 @pytest.mark.parametrize(
     ("package", "trainer"),
-    first_fast([("transformers", "huggingface"), ("lightning", "lightning"), ("torch", "composer")]),
+    first_fast([("torch", "composer"), ("transformers", "huggingface"), ("lightning", "lightning")]),
 )
 def test_a_trainer_is_imported_on_first_access(package, trainer):
     pytest.importorskip(package)
@@ -35,25 +35,19 @@ def test_a_trainer_is_imported_on_first_access(package, trainer):
 
 @pytest.mark.parametrize("module", [trainers, trainers.composer])
 def test_an_unknown_name_is_an_attribute_error(module):
-    with pytest.raises(AttributeError, match="has no attribute 'keras'"):
+    with pytest.raises(AttributeError, match="keras"):
         module.keras  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("package", "trainer", "message"),
-    [
-        ("transformers", "huggingface", r"need transformers and accelerate: .*seqwarm_kernels\[huggingface\]"),
-        ("lightning", "lightning", r"need lightning: .*seqwarm_kernels\[lightning\]"),
-    ],
-)
-def test_a_missing_package_is_named(package, trainer, message, monkeypatch):
+@pytest.mark.parametrize(("package", "trainer"), [("transformers", "huggingface"), ("lightning", "lightning")])
+def test_a_missing_package_is_named(package, trainer, monkeypatch):
     module = f"seqwarm_kernels.trainers.{trainer}"
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
     for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(vars(trainers), trainer, raising=False)
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ImportError, match=rf"{package}.*seqwarm_kernels\[{trainer}\]"):
         getattr(trainers, trainer)
 
 
@@ -64,5 +58,5 @@ def test_a_missing_composer_is_named(name, monkeypatch):
     for module in ("algorithms", "monitor"):
         monkeypatch.delitem(sys.modules, f"seqwarm_kernels.trainers.composer.{module}", raising=False)
         monkeypatch.delattr(trainers.composer, module, raising=False)
-    with pytest.raises(ImportError, match=rf"{name} needs Composer, which does not import: .*composer.md"):
+    with pytest.raises(ImportError, match=rf"{name}.*Composer"):
         getattr(trainers.composer, name)

@@ -17,6 +17,7 @@ import lightning.pytorch as lightning
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
+from ..support.lightning import quiet_trainer as trainer
 from ..support.token_rates import PEAK, token_lr, token_lr_at
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
@@ -77,19 +78,8 @@ def rows(count=16):
     return [{"input_ids": row, "labels": row.roll(1)} for row in torch.randint(WORDS, (count, LENGTH))]
 
 
-def padded_rows(count=16):
-    masks = (torch.arange(LENGTH) < torch.arange(1, count + 1)[:, None]).long()
-    return [{**row, "attention_mask": mask} for row, mask in zip(rows(count), masks, strict=True)]
-
-
 def loader(data=None, size=2, **settings):
     return DataLoader(rows() if data is None else data, batch_size=size, **settings)
-
-
-def trainer(callback, trainer_class=lightning.Trainer, **settings):
-    callbacks = callback if isinstance(callback, list) else [callback]
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    return trainer_class(**{"accelerator": "cpu", "max_epochs": 1, **quiet, "callbacks": callbacks, **settings})
 
 
 KINDS = {
@@ -179,7 +169,7 @@ def test_the_trainer_of_pytorch_lightning():
         pass
 
     model = Other()
-    trainer(SequenceLengthWarmup(schedule()), other.Trainer).fit(model, loader())
+    trainer(SequenceLengthWarmup(schedule()), kind=other.Trainer).fit(model, loader())
     assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
 
 
@@ -188,11 +178,11 @@ def test_bad_input_raises():
         def training_step(self, dataloader_iter):
             pass
 
-    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
+    with pytest.raises(TypeError, match="sequence_dim"):
         trainer(SequenceLengthWarmup(schedule(), sequence_dim=1)).fit(Model(), loader())
-    with pytest.raises(TypeError, match="training_step must take a batch, got dataloader_iter"):
+    with pytest.raises(TypeError, match="dataloader_iter"):
         trainer(SequenceLengthWarmup(schedule())).fit(Iterating(), loader())
-    with pytest.raises(TypeError, match="a training batch must be tensors or a container of them, got str"):
+    with pytest.raises(TypeError, match="batch"):
         trainer(SequenceLengthWarmup(schedule())).fit(Model(), loader(collate_fn=lambda batch: "words"))
 
 
@@ -200,26 +190,6 @@ class Padded(NamedTuple):
     input_ids: Tensor
     attention_mask: Tensor
     labels: Tensor
-
-
-def test_the_names_of_a_named_tuple_are_those_of_its_fields():
-    """Rows that are padded on the left were cut to their padding, without a warning."""
-    seen = []
-
-    class Module(Model):
-        def training_step(self, batch, batch_idx):
-            seen.append(batch)
-            return self(batch.input_ids).mean()
-
-    tokens = torch.arange(1, 9).repeat(2, 1)
-    mask = torch.ones_like(tokens)
-    left = Padded(
-        *(nn.functional.pad(entry, (8, 0), value=fill) for entry, fill in ((tokens, 0), (mask, 0), (tokens, -100)))
-    )
-    trainer(SequenceLengthWarmup(schedule(duration=9))).fit(Module(), loader([left], None))
-    assert type(seen[0]) is Padded
-    for found, expected in zip(seen[0], (tokens, mask, tokens), strict=True):
-        assert found.equal(expected[:, :4])
 
 
 def cut_in_training(batch, **options):
@@ -230,29 +200,36 @@ def cut_in_training(batch, **options):
             seen.append(batch)
             return self(batch[0]).mean()
 
-    trainer(SequenceLengthWarmup(schedule(duration=9), mode="reshape", **options)).fit(Module(), loader([batch], None))
+    trainer(SequenceLengthWarmup(schedule(duration=9), **options)).fit(Module(), loader([batch], None))
     return seen[0]
+
+
+def test_the_names_of_a_named_tuple_are_those_of_its_fields():
+    """Rows that are padded on the left were cut to their padding, without a warning."""
+    tokens = torch.arange(1, 9).repeat(2, 1)
+    entries = [(tokens, 0), (torch.ones_like(tokens), 0), (tokens, -100)]
+    found = cut_in_training(Padded(*(nn.functional.pad(entry, (8, 0), value=fill) for entry, fill in entries)))
+    assert type(found) is Padded
+    for cut, (entry, _) in zip(found, entries, strict=True):
+        assert cut.equal(entry[:, :4])
 
 
 def test_entries_without_names_are_not_padded_with_labels():
     """Labels were padded with 0."""
     row = torch.arange(1, 11)[None] % WORDS
     batch = (row, row)
-    for options in ({}, {"pad_values": {"0": 0}}):
-        with pytest.raises(ValueError, match=r"pad_values must have a value for the unnamed tensor '[01]'"):
-            cut_in_training(batch, remainder="pad", **options)
-    tokens, labels = cut_in_training(batch, remainder="pad", pad_values={"0": 0, "1": -100})
+    pad, overlap = ({"mode": "reshape", "remainder": remainder} for remainder in ("pad", "overlap"))
+    for options in (pad, {**pad, "pad_values": {"0": 0}}):
+        with pytest.raises(ValueError, match="pad_values"):
+            cut_in_training(batch, **options)
+    tokens, labels = cut_in_training(batch, **pad, pad_values={"0": 0, "1": -100})
     assert tokens[2].tolist() == [9, 10, 0, 0]
     assert labels[2].tolist() == [9, 10, -100, -100]
-    with pytest.raises(ValueError, match="remainder must be 'drop' or 'pad' for unnamed"):
-        cut_in_training(batch, remainder="overlap")
-    assert cut_in_training(batch, remainder="pad", keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
-    assert cut_in_training((row,), remainder="overlap")[0][2].tolist() == [7, 8, 9, 10]
-    assert cut_in_training(batch)[1].shape == (2, 4)
-
-
-def checkpoints(folder):
-    return lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    with pytest.raises(ValueError, match="remainder"):
+        cut_in_training(batch, **overlap)
+    assert cut_in_training(batch, **pad, keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
+    assert cut_in_training((row,), **overlap)[0][2].tolist() == [7, 8, 9, 10]
+    assert cut_in_training(batch, mode="reshape")[1].shape == (2, 4)
 
 
 @pytest.mark.filterwarnings("default")
@@ -276,7 +253,8 @@ def test_a_training_that_ends_before_the_schedule_warns_as_early_as_that_is_know
 
 
 def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
-    trainer([SequenceLengthWarmup(schedule()), checkpoints(tmp_path)], enable_checkpointing=True).fit(Model(), loader())
+    saving = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    trainer(SequenceLengthWarmup(schedule()), saving, enable_checkpointing=True).fit(Model(), loader())
     other = schedule(9)
     path = tmp_path / "epoch=0.ckpt"
     trainer(SequenceLengthWarmup(other)).test(Model(), loader(), ckpt_path=path, verbose=False)

@@ -14,8 +14,12 @@ pytest.importorskip("accelerate")
 pytest.importorskip("lightning.pytorch")
 pytest.importorskip("transformers")
 
+import lightning.pytorch as pl
+import transformers
 from accelerate.data_loader import prepare_data_loader
+from lightning.pytorch.utilities import CombinedLoader
 
+from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import (
     BatchPlanner,
     ItemDataset,
@@ -25,11 +29,15 @@ from seqwarm_kernels.data import (
     SequenceSource,
     write_chunks,
 )
-from seqwarm_kernels.trainers.huggingface import LoaderState
+from seqwarm_kernels.trainers import huggingface
+from seqwarm_kernels.trainers import lightning as of_lightning
 
 from ..docs import markdown
 from ..docs.test_code_blocks import ON_TWO_RANKS
-from ..support.ranks import join_group, leave_group, run_ranks
+from ..support.huggingface import quiet_trainer
+from ..support.lightning import LossModule
+from ..support.lightning import quiet_trainer as lightning_trainer
+from ..support.ranks import join_group, leave_group, run_ranks, set_environment
 from ..support.tiers import first_fast
 
 #: 1,000 items, six batches padded or packed. The tokens of item i are i + 1. Padding is 0.
@@ -64,34 +72,13 @@ def data_names():
 
 def trainer_names(model):
     """What the trainings take for granted."""
-    import lightning.pytorch as pl
-    from transformers import TrainingArguments
-
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch):
-            return self.model(**batch)["loss"]
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
-
+    settings = {"max_steps": 3, "use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "report_to": []}
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return {
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=1e-6),
-        "arguments": TrainingArguments(
-            "out",
-            max_steps=3,
-            use_cpu=True,
-            ddp_backend="gloo",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        ),
-        "module": Module(),
+        "arguments": transformers.TrainingArguments("out", disable_tqdm=True, **settings),
+        "module": LossModule(model, torch.optim.SGD, lr=1e-6),
         "other_arguments": {"accelerator": "cpu", "devices": 2, "strategy": "ddp", **dict.fromkeys(off, False)},
     }
 
@@ -104,13 +91,13 @@ def blocks():
 
 
 def one_of_two(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    set_environment(rank, port)
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # the functions of a page are in no module
     early = sampler(None)
     join_group(rank, port)
-    with pytest.raises(ValueError, match="from before it was initialized: make the LengthBatchSampler afterwards"):
+    with pytest.raises(ValueError, match="LengthBatchSampler"):
         next(iter(early))
     counts = []
     makers, trainings = blocks()
@@ -155,14 +142,14 @@ class TestShardedAgain:
     )
     def test_accelerate(self, make, options):
         loader = DataLoader(ItemDataset(), batch_sampler=make(2))
-        with pytest.raises(ValueError, match="of 2 ranks must not be sharded again: pass ResumableLoader"):
+        with pytest.raises(ValueError, match="sharded"):
             prepare_data_loader(loader, num_processes=2, process_index=0, **options)
 
     def test_lightning(self):
         from lightning.pytorch.utilities.data import _update_dataloader
 
         loader = DataLoader(ItemDataset(), batch_sampler=sampler(2))
-        with pytest.raises(ValueError, match="of 2 ranks must not be sharded again"):
+        with pytest.raises(ValueError, match="sharded"):
             _update_dataloader(loader, loader.sampler)
 
     def test_one_rank_is_not_sharded(self):
@@ -182,22 +169,16 @@ class TestTrainer:
     @staticmethod
     def train(folder, make, infinite=False, resume=None, num_workers=0, **options):
         """Trains on 14 batches, or on one epoch of a loader with a length. Returns the items of each."""
-        from transformers import Trainer, TrainingArguments
-
         plain = DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate, num_workers=num_workers)
-        loader = ResumableLoader(plain)
 
         class Model(CountingModel):
             def forward(self, input_ids):
                 batches.append(input_ids[0].tolist())
                 return super().forward(input_ids)
 
-        batches = []
-        steps = 12 if make is sampler and not infinite else 14
-        settings = {"max_steps": steps, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
-        arguments = TrainingArguments(str(folder), **{**settings, **options})
-        trainer = Trainer(Model(), arguments)
-        LoaderState(loader).add_to(trainer)
+        batches, steps = [], 12 if make is sampler and not infinite else 14
+        settings = {"max_steps": steps, "save_strategy": "steps", "save_steps": 1, **options}
+        trainer = quiet_trainer(folder, Model(), huggingface.LoaderState(ResumableLoader(plain)), **settings)
         trainer.train(resume_from_checkpoint=resume)
         return batches
 
@@ -238,7 +219,7 @@ class TestTrainer:
         ids=str,
     )
     def test_one_epoch_of_a_loader_with_a_length(self, tmp_path, options):
-        with pytest.raises(ValueError, match=r"loader must have infinite=True .* got 12 batches"):
+        with pytest.raises(ValueError, match="infinite"):
             self.train(tmp_path, sampler, **options)
 
     def test_whole_steps_of_several_batches(self, tmp_path):
@@ -250,17 +231,15 @@ class TestTrainer:
         assert self.train(tmp_path, sampler, max_steps=2, gradient_accumulation_steps=5) == whole[:10]
 
     def test_a_checkpoint_without_it(self):
-        callback = LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
+        callback = huggingface.LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
         arguments = SimpleNamespace(gradient_accumulation_steps=1)
-        state = SimpleNamespace(global_step=0, max_steps=12, stateful_callbacks={})
-        callback.on_train_begin(arguments, state, None)
-        state.global_step = 1
-        with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
+        state = SimpleNamespace(global_step=1, max_steps=12, stateful_callbacks={})
+        with pytest.raises(ValueError, match="LoaderState"):
             callback.on_train_begin(arguments, state, None)
-        with pytest.raises(ValueError, match="callbacks must not hold LoaderState"):
+        with pytest.raises(ValueError, match="callbacks"):
             callback.on_init_end(arguments, state, None)
-        with pytest.raises(TypeError, match="loader must be a ResumableLoader, got DataLoader"):
-            LoaderState(DataLoader([1]))
+        with pytest.raises(TypeError, match="loader"):
+            huggingface.LoaderState(DataLoader([1]))
 
 
 #: Lightning trainings: a loader, whether it is infinite, and options.
@@ -288,20 +267,12 @@ class TestLightning:
     @staticmethod
     def train(folder, make, infinite=False, resume=None, asks=False, combined=None, num_workers=0, **options):
         """Returns the items of each batch, and the numbers of batches after which a checkpoint was saved."""
-        import lightning.pytorch as pl
-        from lightning.pytorch.utilities import CombinedLoader
 
-        from seqwarm_kernels.trainers.lightning import LoaderState
-
-        class Module(pl.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.model = CountingModel()
-
-            def training_step(self, batch):
+        class Module(LossModule):
+            def training_step(self, batch, batch_idx):
                 parts = batch if combined else [batch]
                 batches.append([part["input_ids"][0].tolist() for part in parts])
-                return self.model(**parts[0])["loss"]
+                return super().training_step(parts[0], batch_idx)
 
             def validation_step(self, batch):
                 pass
@@ -309,7 +280,7 @@ class TestLightning:
             def configure_optimizers(self):
                 if asks:
                     _ = self.trainer.estimated_stepping_batches
-                return torch.optim.SGD(self.parameters(), lr=1e-6)
+                return super().configure_optimizers()
 
         class Save(pl.callbacks.Checkpoint):  # Lightning calls these after other callbacks
             def save(self, trainer, module, *_):
@@ -319,20 +290,18 @@ class TestLightning:
             on_train_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_exception = save
 
         def loader(make, infinite):
-            plain = DataLoader(
-                ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate, num_workers=num_workers
-            )
-            return ResumableLoader(plain)
+            sampled = {"batch_sampler": make(1, infinite), "collate_fn": collate, "num_workers": num_workers}
+            return ResumableLoader(DataLoader(ItemDataset(), **sampled))
 
         batches, saved = [], []
         loaders = loader(make, infinite)
         if combined:
             loaders = CombinedLoader([loaders, loader(sampler, False)], combined)
-        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-        quiet["num_sanity_val_steps"] = 0
-        trainer = pl.Trainer(accelerator="cpu", callbacks=[LoaderState(), Save()], **quiet, **options)
+        settings = {"max_epochs": None, "enable_checkpointing": True, "num_sanity_val_steps": 0, **options}
+        trainer = lightning_trainer(of_lightning.LoaderState(), Save(), **settings)
+        module = Module(CountingModel(), torch.optim.SGD, lr=1e-6)
         validation = DataLoader([1]) if "val_check_interval" in options else None
-        trainer.fit(Module(), loaders, validation, ckpt_path=resume, weights_only=False)
+        trainer.fit(module, loaders, validation, ckpt_path=resume, weights_only=False)
         return batches, saved
 
     @pytest.mark.parametrize("case", first_fast(LIGHTNING))
@@ -376,36 +345,22 @@ class TestLightning:
 
     @pytest.mark.parametrize("has_loader_state", [False, True])
     def test_a_warmup_without_it_warns(self, tmp_path, recwarn, has_loader_state):
-        import lightning.pytorch as pl
-
-        from seqwarm_kernels import SequenceLengthScheduler
-        from seqwarm_kernels.trainers.lightning import LoaderState, SequenceLengthWarmup
-
-        class Module(pl.LightningModule):
-            def training_step(self, batch):
-                pass
-
-            def configure_optimizers(self):
-                pass
-
-        warmup = SequenceLengthWarmup(SequenceLengthScheduler(8, 16, duration=0))
-        callbacks = [warmup, *([LoaderState()] if has_loader_state else [])]
-        trainer = pl.Trainer(
-            default_root_dir=tmp_path, max_epochs=1, limit_train_batches=1, callbacks=callbacks, accelerator="cpu"
-        )
-        trainer.fit(Module(), ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=collate)))
+        warmup = of_lightning.SequenceLengthWarmup(SequenceLengthScheduler(8, 16, duration=0))
+        callbacks = [warmup, *([of_lightning.LoaderState()] if has_loader_state else [])]
+        loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=collate))
+        settings = {"limit_train_batches": 1, "enable_checkpointing": True, "default_root_dir": tmp_path}
+        trainer = lightning_trainer(*callbacks, **settings)
+        trainer.fit(LossModule(CountingModel(), torch.optim.SGD, lr=1e-6), loader)
         warned = any("callbacks have no LoaderState()" in str(warning.message) for warning in recwarn)
         assert warned != has_loader_state
 
     def test_a_checkpoint_without_it(self, tmp_path):
-        from seqwarm_kernels.trainers.lightning import LoaderState
-
         self.train(tmp_path, sampler, max_steps=1)
         path = tmp_path / "00.ckpt"
         checkpoint = torch.load(path, weights_only=False)
-        del checkpoint["callbacks"][LoaderState().state_key]
+        del checkpoint["callbacks"][of_lightning.LoaderState().state_key]
         torch.save(checkpoint, path)
-        with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
+        with pytest.raises(ValueError, match="LoaderState"):
             self.train(tmp_path, sampler, resume=str(path), max_steps=2)
 
 

@@ -17,7 +17,7 @@ import transformers
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 from seqwarm_kernels.utils.shifted_labels import shifts_labels
 
-from ..support.huggingface import PLAIN_SGD, logged
+from ..support.huggingface import logged, quiet_trainer
 from .test_huggingface import LENGTH, WORDS, dataset, model
 
 CUT = 2  #: length at which one label of a row has no loss, and one has
@@ -66,20 +66,10 @@ class CountsAllLabels(transformers.Trainer):
         self._loss_shifts_labels = False
 
 
-def training(folder, made, warmup=None, kind=transformers.Trainer, collator=default_collate, function=None, **changes):
-    arguments = {**PLAIN_SGD, "learning_rate": 0.0, "per_device_train_batch_size": 2, "max_steps": 2, **changes}
-    arguments = transformers.TrainingArguments(output_dir=str(folder), **arguments)
-    trainer = kind(
-        made,
-        arguments,
-        data_collator=collator,
-        train_dataset=dataset(),
-        compute_loss_func=function,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    if warmup is not None:
-        warmup.add_to(trainer)
-    return trainer
+def training(folder, made, *callbacks, kind=transformers.Trainer, data=None, given=None, **changes):
+    arguments = {"learning_rate": 0.0, "per_device_train_batch_size": 2, "max_steps": 2, **changes}
+    given = {"train_dataset": dataset() if data is None else data, **(given or {})}
+    return quiet_trainer(folder, made, *callbacks, kind=kind, given=given, **arguments)
 
 
 def fixed(length=CUT, unit="step"):
@@ -107,7 +97,8 @@ def mean_loss(make, step_rows, options, collator=default_collate):
 def test_the_loss_is_the_mean_over_the_labels_of_cut_rows(tmp_path, make, collator, options, kind):
     """The losses of GPT-2 were half as large. A class of the user's own without `loss_type` may count all labels."""
     warmup = SequenceLengthWarmup(fixed(), **options)
-    warmed = training(tmp_path, make(), warmup, kind, collator, gradient_accumulation_steps=2)
+    given = {"data_collator": collator}
+    warmed = training(tmp_path, make(), warmup, kind=kind, given=given, gradient_accumulation_steps=2)
     warmed.train()
     assert logged(warmed)[0] == pytest.approx(mean_loss(make, 4, options, collator), rel=1e-5)
 
@@ -119,7 +110,7 @@ def test_a_function_of_the_loss_gets_the_count_of_cut_labels(tmp_path):
         counts.append(int(num_items_in_batch))
         return outputs.logits.mean()
 
-    training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), function=function).train()
+    training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), given={"compute_loss_func": function}).train()
     assert counts == [2 * CUT] * 2
 
 
@@ -163,7 +154,7 @@ class OwnMethods(transformers.Trainer):
 
 
 def test_methods_of_a_class_of_your_own_see_cut_batches(tmp_path):
-    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), OwnMethods)
+    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), kind=OwnMethods)
     warmed.train()
     assert type(warmed).__name__ == "OwnMethods"
     assert warmed.batches == [(CUT, 2)] * 2
@@ -180,10 +171,8 @@ def t5():
 
 
 def test_an_encoder_and_a_decoder_are_trained_on_cut_rows(tmp_path):
-    arguments = {**PLAIN_SGD, "per_device_train_batch_size": 2, "max_steps": 1}
-    arguments = transformers.Seq2SeqTrainingArguments(output_dir=str(tmp_path), **arguments)
-    warmed = transformers.Seq2SeqTrainer(t5(), arguments, train_dataset=dataset())
-    SequenceLengthWarmup(fixed()).add_to(warmed)
+    kinds = {"kind": transformers.Seq2SeqTrainer, "config": transformers.Seq2SeqTrainingArguments}
+    warmed = training(tmp_path, t5(), SequenceLengthWarmup(fixed()), max_steps=1, **kinds)
     warmed.train()
     assert logged(warmed)[0] == pytest.approx(mean_loss(t5, 2, {}), rel=1e-5)
 
@@ -193,8 +182,7 @@ def test_the_trainer_counts_the_tokens_of_cut_batches(tmp_path, include, seen):
     """512 for 112 tokens."""
     rows = [{**row, "attention_mask": (torch.arange(LENGTH) < 3).long()} for row in dataset()]
     steps = {"gradient_accumulation_steps": 2, "include_num_input_tokens_seen": include}
-    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed(4)), **steps)
-    warmed.train_dataset = rows
+    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed(4)), data=rows, **steps)
     warmed.train()
     assert warmed.state.num_input_tokens_seen == seen
     assert logged(warmed, "num_input_tokens_seen") == [seen // 2, seen]
@@ -211,7 +199,7 @@ class Twice(transformers.Trainer):
 def test_two_forwards_of_a_batch_count_once(tmp_path):
     """Tokens were counted twice, so that the schedule ran twice as fast."""
     warmup = SequenceLengthWarmup(fixed(4, "token"))
-    warmed = training(tmp_path, model(), warmup, Twice, gradient_accumulation_steps=2)
+    warmed = training(tmp_path, model(), warmup, kind=Twice, gradient_accumulation_steps=2)
     warmed.train()
     assert logged(warmed, "train_tokens") == [2 * 2 * 4, 2 * 2 * 2 * 4]
     assert warmup.state_dict()["scheduler"]["progress"] == 2 * 2 * 2 * 4

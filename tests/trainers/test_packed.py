@@ -12,7 +12,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
-from ..support.huggingface import PLAIN_SGD, logged
+from ..support.huggingface import logged, quiet_trainer
 
 WORDS, LENGTH, SEQUENCES, LEARNING_RATE = 50, 40, 8, 0.5
 COLLATORS = [
@@ -65,9 +65,10 @@ def padded(items):
     return {"input_ids": ids, "labels": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
 
 
-def arguments(folder, config=transformers.TrainingArguments, **more):
-    settings = {**PLAIN_SGD, "per_device_train_batch_size": SEQUENCES, "learning_rate": LEARNING_RATE}
-    return config(output_dir=str(folder), **{**settings, **more})
+def trainer_of(folder, model, *callbacks, collator=COLLATORS[0]):
+    given = {"train_dataset": sequences(), "data_collator": collator}
+    settings = {"per_device_train_batch_size": SEQUENCES, "learning_rate": LEARNING_RATE}
+    return quiet_trainer(folder, model, *callbacks, given=given, **settings)
 
 
 def by_hand(model, data, method):
@@ -93,10 +94,9 @@ def by_hand(model, data, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_collator_of_hugging_face(tmp_path, method):
     """It gives boundaries of its own names. The warmup used to truncate the packed row to 8 of 320 tokens."""
-    warmed, expected, warmup = model(), model(), SequenceLengthWarmup(schedule(), **method)
+    warmed, expected = model(), model()
     seen = count_tokens(warmed)
-    trainer = transformers.Trainer(warmed, arguments(tmp_path), train_dataset=sequences(), data_collator=COLLATORS[1])
-    warmup.add_to(trainer)
+    trainer = trainer_of(tmp_path, warmed, SequenceLengthWarmup(schedule(), **method), collator=COLLATORS[1])
     trainer.train()
     lengths = [8, 16, 24, 32]
     assert logged(trainer, "seq_length") == lengths
@@ -110,10 +110,10 @@ def test_a_collator_of_hugging_face(tmp_path, method):
 
 def test_a_callback_of_another_trainer_raises_instead_of_cutting_nothing(tmp_path):
     warmup = SequenceLengthWarmup(schedule())
-    warmup.add_to(transformers.Trainer(model(), arguments(tmp_path)))
-    trainer = transformers.Trainer(model(), arguments(tmp_path), train_dataset=sequences(), data_collator=COLLATORS[0])
+    trainer_of(tmp_path, model(), warmup)
+    trainer = trainer_of(tmp_path, model())
     trainer.add_callback(warmup)
-    with pytest.raises(ValueError, match="add_to must be called with the trainer that trains"):
+    with pytest.raises(ValueError, match="add_to"):
         trainer.train()
     assert trainer.state.global_step == 0
 
@@ -124,9 +124,7 @@ def test_a_warmup_that_is_added_in_mid_training_raises_before_the_next_step(tmp_
             if state.global_step == 1:
                 SequenceLengthWarmup(schedule()).add_to(trainer)
 
-    trainer = transformers.Trainer(
-        model(), arguments(tmp_path), train_dataset=sequences(), data_collator=COLLATORS[0], callbacks=[Adds()]
-    )
-    with pytest.raises(ValueError, match="add_to must be called with the trainer that trains, before it trains"):
+    trainer = trainer_of(tmp_path, model(), Adds())
+    with pytest.raises(ValueError, match="add_to"):
         trainer.train()
     assert trainer.state.global_step == 1

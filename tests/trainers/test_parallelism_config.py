@@ -136,14 +136,14 @@ def two(rank, port, folder):
     ]
     checkpoint = folder / "evaluated before" / "checkpoint-2"
     reports.append(report(folder, config=config, resume=str(checkpoint), **SOME_ROWS))
-    with pytest.raises(ValueError, match="ContextParallel must be applied to a module with ALiBi layers, got GPT2LMHe"):
+    with pytest.raises(ValueError, match="ALiBi"):
         report(folder, config=config, build=model)
-    with pytest.raises(ValueError, match="average_tokens_across_devices must be True for a model with ContextPar"):
+    with pytest.raises(ValueError, match="average_tokens_across_devices"):
         report(folder, config=config, average_tokens_across_devices=False)
-    with pytest.raises(ValueError, match="accelerator_config must have dispatch_batches=False or None with cp_size"):
+    with pytest.raises(ValueError, match="dispatch_batches"):
         report(folder, config=config, accelerator_config={"dispatch_batches": True})
     for given in ({"label_smoothing_factor": 0.1}, {"prepare": compute_loss_outside}):
-        with pytest.raises(ValueError, match="label_smoothing_factor must be 0 and compute_loss_func None for"):
+        with pytest.raises(ValueError, match="label_smoothing_factor"):
             report(folder, config=config, **given)
     assert type(pickle.loads(pickle.dumps(config))) is ParallelismConfig
     (folder / f"{rank}.json").write_text(json.dumps(reports))
@@ -158,9 +158,9 @@ def four(rank, port, folder):
     allow_cpus(rank, port, 4)
     config = ParallelismConfig(dp_shard_size=2, cp_size=2)
     reports = [report(folder, 2, config, **EVEN), report(folder, 2, config, prepare=shard_parameters, **EVEN)]
-    with pytest.raises(ValueError, match=r"ContextParallel must be on the ranks that share rows by parallelism_config"):
+    with pytest.raises(ValueError, match="parallelism_config"):
         report(folder, 2, config, prepare=apply_elsewhere)
-    with pytest.raises(ValueError, match="must have cp_size or tp_size of 1, got cp_size=2 and tp_size=2"):
+    with pytest.raises(ValueError, match="cp_size"):
         report(folder, 2, ParallelismConfig(cp_size=2, tp_size=2))
     (folder / f"{rank}.json").write_text(json.dumps(reports))
     leave_group()

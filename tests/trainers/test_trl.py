@@ -17,7 +17,7 @@ import trl
 
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
-from ..support.huggingface import PLAIN_SGD, logged
+from ..support.huggingface import logged, quiet_trainer
 from . import test_packed as packed
 
 WORDS, LENGTH, LEARNING_RATE, BETA = 50, 16, 0.5, 0.5
@@ -60,19 +60,21 @@ def rows(names, number):
     return [dict(zip(names, row, strict=True)) for row in texts]
 
 
-def trained(kind, arguments, data, callbacks=(), resume_from=None, **given):
+def trainer_of(folder, kind, config, data, *callbacks, of=model, given=None, **arguments):
+    given = {"train_dataset": datasets.Dataset.from_list(data), "processing_class": tokenizer(), **(given or {})}
+    settings = {"per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE, "bf16": False, **arguments}
+    return quiet_trainer(folder, of(), *callbacks, kind=kind, config=config, given=given, **settings)
+
+
+def trained(folder, kind, config, data, *callbacks, resume_from=None, **more):
     """A trainer after its training."""
-    data = datasets.Dataset.from_list(data)
-    trainer = kind(model(), args=arguments, train_dataset=data, processing_class=tokenizer(), **given)
-    for callback in (SequenceLengthWarmup(schedule()), *callbacks):
-        callback.add_to(trainer)
+    trainer = trainer_of(folder, kind, config, data, SequenceLengthWarmup(schedule()), *callbacks, **more)
     trainer.train(resume_from_checkpoint=resume_from)
     return trainer
 
 
-def arguments(config, folder, **more):
-    settings = {**PLAIN_SGD, "per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE}
-    return config(output_dir=str(folder), bf16=False, **{**settings, **more})
+SFT = (trl.SFTTrainer, trl.SFTConfig)
+DPO = (trl.DPOTrainer, trl.DPOConfig)
 
 
 def padded(sequences):
@@ -111,9 +113,9 @@ def sft_loss(policy, step, length):
 
 
 def test_sft_equals_a_loop(tmp_path):
-    records = []
-    config = arguments(trl.SFTConfig, tmp_path, gradient_accumulation_steps=2, max_length=LENGTH)
-    trainer = trained(trl.SFTTrainer, config, rows(("prompt", "completion"), 16), [Monitor(records.append)])
+    records, given = [], rows(("prompt", "completion"), 16)
+    settings = {"gradient_accumulation_steps": 2, "max_length": LENGTH}
+    trainer = trained(tmp_path, *SFT, given, Monitor(records.append), **settings)
     data = list(trainer.train_dataset)
     assert any(-100 in row["labels"] for row in data)
     torch.testing.assert_close(logged(trainer), by_hand(data, 4, sft_loss), rtol=1e-4, atol=1e-4)
@@ -126,10 +128,10 @@ def test_sft_equals_a_loop(tmp_path):
 
 def test_tokens_in_the_logs_after_a_resume(tmp_path):
     """TRL counts from 0 again."""
-    config = arguments(trl.SFTConfig, tmp_path, max_length=LENGTH, save_strategy="steps", save_steps=2)
+    settings = {"max_length": LENGTH, "save_strategy": "steps", "save_steps": 2}
     data = rows(("prompt", "completion"), 8)
-    whole = trained(trl.SFTTrainer, config, data)
-    resumed = trained(trl.SFTTrainer, config, data, resume_from=f"{tmp_path}/checkpoint-2")
+    whole = trained(tmp_path, *SFT, data, **settings)
+    resumed = trained(tmp_path, *SFT, data, resume_from=f"{tmp_path}/checkpoint-2", **settings)
     tokens = logged(whole, "train_tokens")
     assert logged(resumed, "train_tokens") == tokens == logged(whole, "num_tokens")
     assert logged(resumed, "num_tokens")[2:] == [count - tokens[1] for count in tokens[2:]]
@@ -140,9 +142,8 @@ def test_sft_trains_on_every_packed_sequence(tmp_path, method):
     """Each row of TRL has two sequences, and each batch four rows."""
     warmed, length, warmup = packed.model(), packed.LENGTH, SequenceLengthWarmup(packed.schedule(), **method)
     seen = packed.count_tokens(warmed)
-    config = arguments(trl.SFTConfig, tmp_path, packing=True, max_length=2 * length, per_device_train_batch_size=4)
-    data = datasets.Dataset.from_list(packed.sequences())
-    trainer = trl.SFTTrainer(warmed, config, train_dataset=data, processing_class=tokenizer())
+    settings = {"packing": True, "max_length": 2 * length, "per_device_train_batch_size": 4}
+    trainer = trainer_of(tmp_path, *SFT, packed.sequences(), of=lambda: warmed, **settings)
     order = [{"input_ids": ids} for row in trainer.train_dataset["input_ids"] for ids in (row[:length], row[length:])]
     warmup.add_to(trainer)
     trainer.train()
@@ -168,7 +169,7 @@ def dpo_loss(policy, step, length):
 
 def test_dpo_equals_a_loop(tmp_path):
     data = rows(("prompt", "chosen", "rejected"), 8)
-    trainer = trained(trl.DPOTrainer, arguments(trl.DPOConfig, tmp_path, beta=BETA), data, ref_model=model())
+    trainer = trained(tmp_path, *DPO, data, given={"ref_model": model()}, beta=BETA)
     losses = by_hand(list(trainer.train_dataset), 2, dpo_loss)
     torch.testing.assert_close(logged(trainer), losses, rtol=1e-4, atol=1e-4)
     assert logged(trainer, "seq_length") == LENGTHS
@@ -177,9 +178,6 @@ def test_dpo_equals_a_loop(tmp_path):
 
 
 def test_log_probabilities_of_whole_rows_are_refused(tmp_path):
-    config, data = (
-        arguments(trl.DPOConfig, tmp_path, precompute_ref_log_probs=True),
-        rows(("prompt", "chosen", "rejected"), 8),
-    )
-    with pytest.raises(ValueError, match="precompute_ref_log_probs must be False, got True"):
-        trained(trl.DPOTrainer, config, data, ref_model=model())
+    data = rows(("prompt", "chosen", "rejected"), 8)
+    with pytest.raises(ValueError, match="precompute_ref_log_probs"):
+        trained(tmp_path, *DPO, data, given={"ref_model": model()}, precompute_ref_log_probs=True)

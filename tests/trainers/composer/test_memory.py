@@ -74,7 +74,7 @@ def test_microbatches_that_cannot_shrink_raise(automatic, most_rows):
     model = tiny_gpt2()
     FullMemory(model, most_rows)
     state = state_with(model, microbatch=8 if most_rows else 1, automatic=automatic)
-    with pytest.raises(torch.OutOfMemoryError, match=r"do not fit \(all taken\); lower device_train_microbatch_size"):
+    with pytest.raises(torch.OutOfMemoryError, match="device_train_microbatch_size"):
         claim_memory(state, a_batch())
 
 

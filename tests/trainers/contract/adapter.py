@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,7 +54,6 @@ class Adapter(abc.ABC):
         """Makes this process one of two, before any training."""
         Adapter.rank, Adapter.world_size = rank, 2
         set_environment(rank, port)
-        os.environ |= {"NODE_RANK": "0", "LOCAL_WORLD_SIZE": "2"}  # Composer's
 
     @abc.abstractmethod
     def fit(self, resume: int | None = None) -> None:
