@@ -23,13 +23,13 @@ from experiments.tables import report as training_tables
 from . import ramp, shown
 from .alibi_attention import report as attention
 from .alibi_attention.figures import draw_cpu as draw_attention
+from .alibi_attention.figures import draw_device as draw_attention_device
 from .batching import report as batching
 from .batching import sources_report as sources
 from .common.goals import Goal, goals_table
 from .common.records import FIGURES, RESULTS, CpuRecord, markdown, read, table
-from .gpu.predictions import predictions_table
-from .gpu.records import TESTS, DeviceRecords, read_folder
-from .gpu.summary import device_goals, failures
+from .gpu.records import read_folder
+from .gpu.report import device_report
 from .moment_statistics import cpu as moments
 from .parallel import report as many_devices
 from .resize_batch import report as resizing
@@ -123,26 +123,9 @@ def _facts(environment: dict[str, Any]) -> str:
 
 
 def _device_report(folder: Path, figures: Path) -> str:
-    """The goals, the predictions, the comparison of attention with its peers, and a table for each other stage."""
     environments, records = read_folder(folder)
     texts = [f"{name}: {_facts(environment)}" for name, environment in environments.items()]
     if not environments:
         texts = ["Not yet measured: `python -m bench device` writes the records."]
-    texts += [goals_table(device_goals(records)), predictions_table(records)]
-    texts.append(attention.device_report(records, figures))
-    left_out = {*attention.STAGES, TESTS}  # tests have no times
-    stages = dict.fromkeys(record.stage for record in records.all if record.stage not in left_out)
-    texts += [_stage_table(records, stage) for stage in stages]
-    texts.append("\n".join(f"- {failure}" for failure in failures(records)))
-    return "\n\n".join(text for text in texts if text)
-
-
-def _stage_table(records: DeviceRecords, stage: str) -> str:
-    found = [record for record in records.of_stages(stage).all if record.failure is None]
-    if not found:
-        return ""
-    rows = []
-    for record in found:
-        figures = ", ".join(f"{name} {number:.4g}" for name, number in record.figures.items())
-        rows.append([record.case, record.work, record.implementation, record.time_text(), figures])
-    return markdown([stage, "work", "implementation", "ms", "figures"], rows)
+    drawn = [f"![{path.stem}]({path.name})" for path in draw_attention_device(records, figures)]
+    return "\n\n".join([*texts, device_report(records), *drawn])

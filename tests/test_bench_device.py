@@ -15,8 +15,7 @@ import torch
 from bench.alibi_attention import tiles
 from bench.common.processes import Program
 from bench.gpu import command, pytest_records, steps
-from bench.gpu.predictions import Prediction
-from bench.gpu.records import STEPS, TESTS, DeviceRecords, Recorder, append, begin, read_device_records
+from bench.gpu.records import STEPS, TESTS, Recorder, append, begin, read_device_records
 from bench.gpu.stage import STAGES
 from seqwarm_kernels.ops.backends import why_not
 
@@ -156,18 +155,6 @@ def test_the_module_is_built_where_there_is_none(monkeypatch):
 @pytest.mark.parametrize("name", ["forward", "length 129", "packed", "padding with NaN", "query_start"])
 def test_steps_pass_on_a_cpu(name):
     assert steps.run_step(name, steps.torch.device("cpu")).failure is None
-
-
-# ---- predictions
-
-
-@pytest.mark.parametrize(
-    ("value", "outcome"),
-    [(None, "not yet measured"), (1.0, "held"), (2.0, "held"), (0.9, "too low"), (2.1, "too high")],
-)
-def test_a_prediction_holds_or_not(value, outcome):
-    prediction = Prediction("what", "arithmetic", 1.0, 2.0, "x", lambda records: value)
-    assert prediction.outcome(DeviceRecords([])) == outcome
 
 
 # ---- records of pytest

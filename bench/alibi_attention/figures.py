@@ -22,6 +22,7 @@ from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup
 from .cases import BOTH, FORWARD
 from .peers import CUDNN, CUDNN_MASK, EAGER, FLEX, OURS
+from .report import STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,16 +106,16 @@ def _labels(axes: Axes) -> list[Any]:
 _FEWEST_LENGTHS = 3  # of a curve over lengths
 
 
-def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -> list[Path]:
+def draw_device(every: DeviceRecords, folder: Path) -> list[Path]:
     """Every figure that has records."""
-    drawn = []
+    records, drawn = every.of_stages(*STAGES), []
     speedups = {head_dim: [_speedups(records, work, head_dim) for work in (FORWARD, BOTH)] for head_dim in (64, 128)}
     columns = {head_dim: both for head_dim, both in speedups.items() if any(map(_covers_lengths, both))}
     if columns:
         drawn.append(save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png"))
     curves = _segment_rates(records.of_stages("segments").all)
     if curves:
-        draw = functools.partial(_segments_figure, curves, copy_rate)
+        draw = functools.partial(_segments_figure, curves, every.copy_rate())
         drawn.append(save_both(draw, folder / "attention_segments.png"))
     return drawn
 

@@ -21,7 +21,7 @@ from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.attention.calls import DEFAULT_SKIP_TOLERANCE
 
 from ..common.timing import Call
-from ..gpu.records import DeviceRecords, Recorder, speedup, teraflops
+from ..gpu.records import Recorder
 from . import problems
 from .cases import BACKWARD, FORWARD, Case, call_of
 from .gpu import FLOPS
@@ -92,14 +92,6 @@ def served_by(name: str) -> Iterator[None]:
     finally:
         table._GLUON.update(before)
         host._known.clear()
-
-
-def summary_lines(records: DeviceRecords) -> Iterator[str]:
-    """A line for each case: TFLOP/s, counted as if no key was skipped, and the speed relative to Triton's kernels."""
-    for record in records.of_stages(STAGE).all:
-        rate, speed = teraflops(record), speedup(record, records.beside(record, TRITON))
-        if record.implementation == GLUON and rate is not None and speed is not None:
-            yield f"     {record.case:<42} {record.work:<9} {rate:>6.0f} TFLOP/s  {speed:.2f} times Triton's speed"
 
 
 def main(share: int, shares: int) -> None:

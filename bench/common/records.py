@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def figures_text(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
 
 
 def table(records: list[CpuRecord]) -> str:

@@ -25,10 +25,9 @@ import torch
 
 from ..common.processes import Program
 from ..common.records import RESULTS, ROOT
-from . import pytest_records
+from . import pytest_records, report
 from .records import STEPS, Recorder, append, begin, read_device_records, read_folder
 from .steps import ESSENTIAL, FIRST, NEED_A_GPU, PROFILES, SANITIZERS, step_record
-from .summary import summary
 
 PYTHON = [sys.executable, "-m"]
 
@@ -89,7 +88,7 @@ def main(arguments: argparse.Namespace) -> None:
         run.everything()
     finally:
         Recorder(run.records, 0.0)  # records the measurement that was running when the time was over
-        print("\n".join(["", *summary(read_folder(folder)[1])]))
+        print(f"\n{report.device_report(read_folder(folder)[1])}")
         print(f"{'dry run on a CPU: the figures are meaningless; ' if tiny else ''}records and logs: {folder}")
 
 

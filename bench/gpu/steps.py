@@ -9,6 +9,7 @@ import argparse
 import faulthandler
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqwarm_kernels import alibi_attention, resize_batch
+from seqwarm_kernels import BatchBuffers, alibi_attention, resize_batch
 from seqwarm_kernels.cli.info import launcher_problem
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import CALLS, METHODS, Attention, Call, PackedAttention
@@ -66,10 +67,14 @@ def kernels(device: torch.device) -> None:
 # ---- results
 
 
-def compare(operator: str, call: Call, device: torch.device) -> None:
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def compare(operator: str, call: Call, device: torch.device, backend: str | None = None) -> None:
     """Compares a call with the reference in float64."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    backend = backends.choose(operator, device.type, None, dtype)
+    dtype = _dtype(device)
+    backend = backends.choose(operator, device.type, backend, dtype)
     found = list(call.compare(backend, device.type, dtype))
     print(operator, backend, dtype, *found, sep="\n", flush=True)
     wrong = [str(comparison) for comparison in found if not comparison.within()]
@@ -78,7 +83,7 @@ def compare(operator: str, call: Call, device: torch.device) -> None:
 
 def forward(device: torch.device) -> None:
     """The smallest forward with bulk copies."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = _dtype(device)
     tensors = [torch.randn(1, 1, 128, 64, device=device).to(dtype) for _ in range(3)]
     out = alibi_attention(*tensors)
     exact = Exact(lambda given: [alibi_attention(*given, backend="reference")], tensors)
@@ -95,8 +100,7 @@ def boundary_length(length: int, device: torch.device) -> None:
 
 
 def _inputs(device: torch.device, length: int) -> list[Tensor]:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return [torch.randn(2, 2, length, 64, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    return [torch.randn(2, 2, length, 64, device=device).to(_dtype(device)).requires_grad_() for _ in range(3)]
 
 
 def _results(inputs: list[Tensor]) -> list[Tensor]:
@@ -168,17 +172,25 @@ def no_synchronization(device: torch.device) -> None:
 # ---- sanitizers
 
 
-def sanitize(tool: str | None, device: torch.device) -> None:
-    """A small call of every kernel under a tool of compute-sanitizer, or without one."""
-    command = [sys.executable, "-m", "bench.gpu.sanitize"]
-    if tool is None:
-        subprocess.run(command, cwd=ROOT, check=True)
-        return
+def every_kernel(device: torch.device) -> None:
+    """Small calls of every operator by each of its backends, and a batch in pinned memory."""
+    for operator, backend in itertools.product(CALLS, ("native", "triton")):
+        if backends.why_not(operator, backend, device.type, _dtype(device)) is None:
+            for call in CALLS[operator].values():
+                compare(operator, call, device, backend)
+    if device.type == "cuda":
+        pinned = {"input_ids": torch.arange(70).view(7, 10).pin_memory()}
+        resize_batch(pinned, 4, out=BatchBuffers(pinned, 4, device=device))
+
+
+def sanitize(tool: str, device: torch.device) -> None:
+    """The same under a tool of compute-sanitizer."""
+    code = "import torch; from bench.gpu.steps import every_kernel; every_kernel(torch.device('cuda'))"
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "20", "--error-exitcode", "9"]
     # The tool sees torch's memory pool as one block, and would miss accesses outside of a tensor.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    subprocess.run([program, *options, *command], cwd=ROOT, check=True, env=environment)
+    subprocess.run([program, *options, sys.executable, "-c", code], cwd=ROOT, check=True, env=environment)
 
 
 _FORWARD = """
@@ -229,7 +241,7 @@ FIRST: dict[str, Step] = {
     "no synchronization": no_synchronization,
 }
 SANITIZERS: dict[str, Step] = {
-    "every kernel": functools.partial(sanitize, None),
+    "every kernel": every_kernel,
     **{tool: functools.partial(sanitize, tool) for tool in ("memcheck", "racecheck", "initcheck")},
 }
 PROFILES: dict[str, Step] = {"profile of forward, D128": profile}
