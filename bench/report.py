@@ -110,7 +110,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _report_of(path: Path) -> Report:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
-    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, attention.SEGMENTS, resizing.CALLS, resizing.PACKED)
+    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, resizing.CALLS, resizing.PACKED)
     if path.stem.startswith(by_cpu):  # a file for each kind of CPU
         return _tabulated(CpuRecord, table)
     if path.stem not in REPORTS:

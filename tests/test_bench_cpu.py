@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import page
 from bench.alibi_attention import cpu as attention
-from bench.alibi_attention import decoding, hopper, peers, segments, short
+from bench.alibi_attention import decoding, hopper, peers, short
 from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import TINY, Problem
 from bench.alibi_attention.report import RECORDS as ATTENTION
@@ -93,13 +93,6 @@ def test_short_attention_is_measured(monkeypatch, tmp_path):
     assert "\n| 8 | " in page._short_attention()
 
 
-def test_segments_are_measured():
-    rows = [row for dtype in segments.DTYPES for row in segments.measure(8, dtype, 1, 0.001, tokens=64)]
-    table = segments.segments_table(rows)
-    assert table.startswith("| tokens | float32, forward | float32, forward + backward | bfloat16, forward |")
-    assert table.count("ms (") == 4
-
-
 def test_decoding_is_measured(monkeypatch, tmp_path):
     rows = [row for inputs in "ab" for row in decoding.measure(Problem(1, 4, 2, 1024, 16), inputs, 1, 0.001)]
     assert [row.implementation for row in rows[:3]] == [peers.OURS, decoding.OURS_BOUND, peers.OURS_NO_SKIP]
@@ -114,11 +107,10 @@ def test_attention_is_measured(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     problem = Problem(2, 2, 2, 32, 64, dtype=torch.float32)
     monkeypatch.setattr(attention, "LONG", problem)
-    found = attention.Measurements(0.001)
-    for peer in (*peers.ours(CPU, problem.dtype), peers.MASK):
-        found.add(Case(problem, "a", CPU), peer, 1)
-    assert [record.facts["work"] for record in found.records] == [FORWARD, BOTH] * 3
-    text = REPORTS[ATTENTION]([asdict(record) for record in found.records], tmp_path)
+    found = attention.measure(problem, "a", [*peers.ours(CPU, problem.dtype), peers.MASK], 1, 0.001)
+    assert [record.facts["work"] for record in found] == [FORWARD] * 3 + [BOTH] * 3
+    assert "peak_megabytes" in found[0].facts
+    text = REPORTS[ATTENTION]([asdict(record) for record in found], tmp_path)
     assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
     assert (tmp_path / "cpu_attention.png").exists()
 

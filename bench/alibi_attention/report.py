@@ -16,7 +16,6 @@ from .peers import EAGER, FLASH, FLEX, FLEX_ROWS, MASK, OURS, OURS_NO_SKIP
 RECORDS = "cpu_alibi_attention"  #: name of the records file of the CPU benchmark
 #: Names with a file for each kind of CPU.
 SHORT, CALLS, DECODING = "cpu_short_attention", "cpu_attention_calls", "cpu_decoding"
-SEGMENTS = "cpu_segments"
 STAGES = ("long", "lengths", "segments")  #: stages of a GPU run that are compared with peers
 
 _SHORT: dict[str, Any] = {"length": 1024, "head_dim": 64, "batch_size": 2}
