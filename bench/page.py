@@ -16,15 +16,7 @@ from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
 from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
-from .batching.report import PADDING
-from .batching.sources_report import (
-    LARGE_RECORDS,
-    READERS_RECORDS,
-    LargeCorpusRecord,
-    ReaderRecord,
-    large_corpus_rows,
-    readers_page,
-)
+from .batching.report import LARGE_RECORDS, PADDING, READERS_RECORDS, large_corpus_table, readers_table
 from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
@@ -262,19 +254,12 @@ def _demo_row(line: dict[str, Any]) -> list[str]:
 # ---- sources
 
 
-def _large_corpus() -> str:
-    environment, lines = read(RESULTS / f"{LARGE_RECORDS}.jsonl")
-    return _with_environment(environment, lines, large_corpus_rows([LargeCorpusRecord(**line) for line in lines]))
+def _of_sources(name: str, table: Callable[[list[dict[str, Any]]], str]) -> Callable[[], str]:
+    def make() -> str:
+        environment, lines = read(RESULTS / f"{name}.jsonl")
+        return f"{table(lines)}\n\n{environment['cpu']}, {lines[0]['conditions']}, Python {environment['python']}."
 
-
-def _readers() -> str:
-    environment, lines = read(RESULTS / f"{READERS_RECORDS}.jsonl")
-    return _with_environment(environment, lines, readers_page([ReaderRecord(**line) for line in lines]))
-
-
-def _with_environment(environment: dict[str, Any], lines: list[dict[str, Any]], table: str) -> str:
-    facts = f"{environment['cpu']}, {lines[0]['conditions']}, Python {environment['python']}"
-    return f"{table}\n\n{facts}."
+    return make
 
 
 # ---- many devices
@@ -304,7 +289,10 @@ PAGES = {
     },
     _DOCS / "benchmarks" / "stability.md": {name: _of_stability(table) for name, table in stability.TABLES.items()},
     _DOCS / "kernels" / "attention_gpu.md": {"Hopper": _hopper},
-    _DOCS / "guides" / "data_sources.md": {"large corpus": _large_corpus, "readers": _readers},
+    _DOCS / "guides" / "data_sources.md": {
+        "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
+        "readers": _of_sources(READERS_RECORDS, readers_table),
+    },
     _DOCS / "guides" / "many_devices.md": {
         "exchanges": _of_many_devices(many_devices.exchange_table),
         "widths": _of_many_devices(many_devices.width_table),

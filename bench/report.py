@@ -25,9 +25,8 @@ from .alibi_attention import report as attention
 from .alibi_attention.figures import draw_cpu as draw_attention
 from .alibi_attention.figures import draw_device as draw_attention_device
 from .batching import report as batching
-from .batching import sources_report as sources
 from .common.goals import Goal, goals_table
-from .common.records import FIGURES, RESULTS, CpuRecord, markdown, read, table
+from .common.records import FIGURES, RESULTS, CpuRecord, lines_table, read, table
 from .gpu.records import read_folder
 from .gpu.report import device_report
 from .moment_statistics import cpu as moments
@@ -56,10 +55,8 @@ def _of_operator(
     return report
 
 
-def _demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """A Markdown table of the demo's runs."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    return markdown(names, ([line.get(name, "") for name in names] for line in lines))
+def _of_lines(table: Callable[[list[dict[str, Any]]], str]) -> Report:
+    return lambda lines, figures: table(lines)
 
 
 def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
@@ -76,18 +73,18 @@ def _stability_report(lines: list[dict[str, Any]], figures: Path) -> str:
 #: For each records file: a function of its records and of the folder for figures, which returns Markdown.
 REPORTS: dict[str, Report] = {
     attention.RECORDS: _of_operator(attention.cpu_goals, draw_attention),
-    batching.RECORDS: _tabulated(batching.BatchingRecord, batching.batching_table),
+    batching.RECORDS: _of_lines(lines_table),
     batching.FIGURE_RECORDS: batching.figure_report,
-    batching.FILES_RECORDS: _tabulated(batching.FilesRecord, batching.files_table),
-    batching.TEXT_FILES_RECORDS: _tabulated(batching.TextFilesRecord, batching.text_files_table),
-    "cpu_demo": _demo_report,
+    batching.FILES_RECORDS: _of_lines(batching.files_table),
+    batching.TEXT_FILES_RECORDS: _of_lines(batching.text_files_table),
+    "cpu_demo": _of_lines(lines_table),
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
     resizing.RECORDS: _of_operator(resizing.cpu_goals, resizing.draw_cpu),
     ramp.RECORDS: ramp.report,
     STABILITY: _stability_report,
-    sources.LARGE_RECORDS: _tabulated(sources.LargeCorpusRecord, sources.large_corpus_table),
-    sources.READERS_RECORDS: _tabulated(sources.ReaderRecord, sources.readers_table),
+    batching.LARGE_RECORDS: _of_lines(batching.large_corpus_table),
+    batching.READERS_RECORDS: _of_lines(lines_table),
     shown.DEMO: shown.demo_report,
     shown.TUNING: shown.tuning_report,
 }

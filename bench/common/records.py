@@ -125,6 +125,18 @@ def figures_text(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
 
 
+def lines_table(lines: Sequence[dict[str, Any]]) -> str:
+    """A column for each name, and a row for each line."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    return markdown(names, ([_cell(line.get(name, "")) for name in names] for line in lines))
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, dict):
+        return figures_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
 def table(records: list[CpuRecord]) -> str:
     """A Markdown table by case, with the speed of each implementation relative to the first one of its case."""
     records = sorted(records, key=lambda record: record.case)

@@ -7,12 +7,14 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.utils.benchmark import Timer
+from tqdm import tqdm
 
 Call = Callable[[], object]
+Result = TypeVar("Result")
 QUEUED = 20  #: calls launched ahead of the device; more would fill its queue
 ROUNDS = 5  #: of calls that take turns
 DEVICE_MILLISECONDS = 100.0  #: of measuring on the device
@@ -58,6 +60,15 @@ def measure_single_calls(calls: Mapping[str, Call], rounds: int = 1000) -> dict[
             if number >= WARM_UP_CALLS:
                 times[name].append((time.perf_counter() - start) * 1e3)
     return {name: quartiles(found) for name, found in times.items()}
+
+
+def repeat_in_turns(runs: Mapping[str, Callable[[], Result]], repeats: int, desc: str) -> dict[str, list[Result]]:
+    """What the runs return, which take turns: all have the machine in the same states."""
+    found: dict[str, list[Result]] = {name: [] for name in runs}
+    for _ in tqdm(range(repeats), desc=desc, disable=None):
+        for name, run in runs.items():
+            found[name].append(run())
+    return found
 
 
 def measure_device(call: Call) -> Timing:
