@@ -15,15 +15,14 @@ from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
 from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
-from .alibi_attention.report import DECODING, SHORT
+from .alibi_attention.report import DECODING, SHORT, find
 from .batching.report import LARGE_RECORDS, PADDING, READERS_RECORDS, large_corpus_table, readers_table
-from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
+from .common.records import RESULTS, ROOT, CpuRecord, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
 
 _DOCS = ROOT / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
-THREADS = 2
 #: Layout of the rows of short calls that the page shows: as projections return them.
 TOKENS_FIRST = "tokens first"
 #: Lengths of the caches that the page shows.
@@ -63,16 +62,9 @@ def _times_as_fast(ours: float | None, theirs: float | None) -> str:
 
 def _attention_time(records: list[CpuRecord], implementation: str, length: int, dtype: str, work: str) -> float | None:
     """The time of a causal call with 12 heads of 64."""
-    wanted: dict[str, Any] = {"length": length, "dtype": f"torch.{dtype}", "work": work, "head_dim": 64}
-    wanted |= {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "key_heads": 12}
-    found = (
-        record.median_ms
-        for record in records
-        if record.threads == THREADS
-        and is_implementation(record.implementation, implementation)
-        and all(record.facts[name] == value for name, value in wanted.items())
-    )
-    return next(found, None)
+    facts: dict[str, Any] = {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "head_dim": 64}
+    found = find(records, implementation, length=length, dtype=f"torch.{dtype}", work=work, key_heads=12, **facts)
+    return None if found is None else found.median_ms
 
 
 def _attention_peers() -> str:

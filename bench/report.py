@@ -21,11 +21,10 @@ from experiments.stability.command import RECORDS as STABILITY
 from experiments.tables import report as training_tables
 
 from . import ramp, shown
+from .alibi_attention import figures as attention_figures
 from .alibi_attention import report as attention
-from .alibi_attention.figures import draw_cpu as draw_attention
-from .alibi_attention.figures import draw_device as draw_attention_device
 from .batching import report as batching
-from .common.goals import Goal, goals_table
+from .common.goals import goals_table
 from .common.records import FIGURES, RESULTS, CpuRecord, lines_table, read, table
 from .gpu.records import read_folder
 from .gpu.report import device_report
@@ -42,17 +41,19 @@ def _tabulated(record: Callable[..., R], table: Callable[[list[R]], str]) -> Rep
     return lambda lines, figures: table([record(**line) for line in lines])
 
 
-def _of_operator(
-    goals: Callable[[list[CpuRecord]], Iterable[Goal]], draw: Callable[[list[CpuRecord], Path], list[Path]]
-) -> Report:
-    """The table, goals and figures of an operator on the CPU."""
+def _attention_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    records = [CpuRecord(**line) for line in lines]
+    drawn = [attention_figures.draw_cpu(records, figures)]
+    return "\n\n".join([table(records), goals_table(attention.cpu_goals(records)), *_links(drawn)])
 
-    def report(lines: list[dict[str, Any]], figures: Path) -> str:
-        records = [CpuRecord(**line) for line in lines]
-        drawn = [f"![{path.stem}]({path.name})" for path in draw(records, figures)]
-        return "\n\n".join([table(records), goals_table(goals(records)), *drawn])
 
-    return report
+def _resize_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    records = [CpuRecord(**line) for line in lines]
+    return "\n\n".join([table(records), *_links([resizing.draw_cpu(records, figures)])])
+
+
+def _links(figures: Iterable[Path]) -> list[str]:
+    return [f"![{path.stem}]({path.name})" for path in figures]
 
 
 def _of_lines(table: Callable[[list[dict[str, Any]]], str]) -> Report:
@@ -72,7 +73,7 @@ def _stability_report(lines: list[dict[str, Any]], figures: Path) -> str:
 
 #: For each records file: a function of its records and of the folder for figures, which returns Markdown.
 REPORTS: dict[str, Report] = {
-    attention.RECORDS: _of_operator(attention.cpu_goals, draw_attention),
+    attention.RECORDS: _attention_report,
     batching.RECORDS: _of_lines(lines_table),
     batching.FIGURE_RECORDS: batching.figure_report,
     batching.FILES_RECORDS: _of_lines(batching.files_table),
@@ -80,7 +81,7 @@ REPORTS: dict[str, Report] = {
     "cpu_demo": _of_lines(lines_table),
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
-    resizing.RECORDS: _of_operator(resizing.cpu_goals, resizing.draw_cpu),
+    resizing.RECORDS: _resize_report,
     ramp.RECORDS: ramp.report,
     STABILITY: _stability_report,
     batching.LARGE_RECORDS: _of_lines(batching.large_corpus_table),
@@ -124,5 +125,5 @@ def _device_report(folder: Path, figures: Path) -> str:
     texts = [f"{name}: {_facts(environment)}" for name, environment in environments.items()]
     if not environments:
         texts = ["Not yet measured: `python -m bench device` writes the records."]
-    drawn = [f"![{path.stem}]({path.name})" for path in draw_attention_device(records, figures)]
-    return "\n\n".join([*texts, device_report(records), *drawn])
+    drawn = attention_figures.draw_device(records, figures)
+    return "\n\n".join([*texts, device_report(records), *_links(drawn)])

@@ -129,7 +129,6 @@ def test_resizing_is_measured(tmp_path):
         torch.set_num_threads(threads)
     text = REPORTS[RESIZING]([asdict(record) for record in records], tmp_path)
     assert all(f"| {method}, 3 x 4 x 16 int64 to 6 | {OURS} | 1 |" in text for method in METHODS)
-    assert "| under 1 MB" in text
     assert (tmp_path / "cpu_resize_batch.png").exists()
 
 

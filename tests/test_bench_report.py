@@ -22,7 +22,6 @@ from bench.alibi_attention.report import device_goals as attention_goals
 from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
-from bench.common.timing import Timing
 from bench.gpu.records import TESTS, DeviceRecord, DeviceRecords, read_device_records
 from bench.gpu.report import device_report
 from bench.gpu.stage import STAGES
@@ -160,7 +159,6 @@ def device_records(monkeypatch):
     """Records of every stage: attention in full size, since its inputs are not drawn, and the rest in tiny sizes."""
     ended = SimpleNamespace(returncode=0, stdout=json.dumps(RAMP))
     monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ended)
-    monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_3", lambda: True)
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_4", lambda: True)
@@ -202,7 +200,7 @@ def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, 
         assert f"\n| {stage} | work |" in out
     assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in out
     names = {path.stem.removesuffix("_dark") for path in (tmp_path / "figures").iterdir()}
-    assert names == {"attention_speedup", "attention_segments"}
+    assert names == {"attention_speedup"}
     assert all(f"![{name}]({name}.png)" in out for name in names)
     assert len(drawn) == len(names)
     for figure in drawn:

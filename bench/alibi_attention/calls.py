@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from seqwarm_kernels import alibi_attention
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, record, table
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
 from .cases import BOTH, FORWARD, call_of
 from .pretended_gpu import pretend
 from .report import CALLS
@@ -57,4 +57,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    record(f"{CALLS}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{CALLS}_{cpu_kind()}", run(arguments.seconds), table)

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from ..common.goals import goals_table
-from ..common.records import CpuRecord, add_seconds, in_turns, record, table
+from ..common.records import CpuRecord, add_seconds, in_turns, save, table
 from ..common.timing import extra_resident_bytes
 from .cases import BOTH, FORWARD, Case, call_of
 from .peers import EAGER, FLASH, FLEX, MASK, OURS, Attend, Peer, ours, reference
@@ -111,4 +111,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     measured = run(arguments.seconds, arguments.quick)
-    record(RECORDS, measured, table, lambda records: goals_table(cpu_goals(records)), quick=arguments.quick)
+    save(RECORDS, measured, table, lambda records: goals_table(cpu_goals(records)), quick=arguments.quick)

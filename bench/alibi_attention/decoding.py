@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, record, table
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
 from ..common.timing import Call
 from .peers import FLASH, MASK, OURS, OURS_NO_SKIP, Attend
 from .problems import Problem, draw
@@ -82,4 +82,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    record(f"{DECODING}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{DECODING}_{cpu_kind()}", run(arguments.seconds), table)

@@ -45,7 +45,7 @@ def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
         yield Goal(what, 10, _cpu_speedup(records, MASK.name, inputs, **facts), "x")
     ratio = _cpu_speedup(records, MASK.name, **_SEGMENTS, work=FORWARD)
     yield Goal("segments of 16 in 16k tokens, forward vs rows cut, SDPA", 2, ratio, "x")
-    ours, masked = (_find(records, name, inputs="a", **facts) for name in (OURS, MASK.name))
+    ours, masked = (find(records, name, inputs="a", **facts) for name in (OURS, MASK.name))
     peaks = [record.facts["peak_megabytes"] for record in (ours, masked) if record and "peak_megabytes" in record.facts]
     ratio = peaks[1] / peaks[0] if len(peaks) == 2 else None
     yield Goal("S8192, peak extra memory, SDPA with bias mask to ours", 20, ratio, "x")
@@ -53,12 +53,12 @@ def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
 
 def _cpu_speedup(records: list[CpuRecord], peer: str, inputs: str = "a", **facts: Any) -> float | None:
     """Speedup of ours with default options over a peer, with all threads. A peer's time is the same for all inputs."""
-    ours = _find(records, OURS, inputs=inputs, **facts)
-    other = _find(records, peer, inputs="a", **facts)
+    ours = find(records, OURS, inputs=inputs, **facts)
+    other = find(records, peer, inputs="a", **facts)
     return None if ours is None or other is None else other.median_ms / ours.median_ms
 
 
-def _find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuRecord | None:
+def find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuRecord | None:
     """The record with the most threads."""
     same = [
         record
@@ -78,12 +78,6 @@ def device_goals(records: DeviceRecords) -> Iterator[Goal]:
     yield from _skipping_goals(compared)
     yield from _length_goals(compared)
     yield from _segment_goals(compared, records)
-    both = compared.find(OURS, BOTH, length=16384, head_dim=128)
-    extra = both.figures.get("extra_megabytes") if both else None
-    forward = compared.find(OURS, FORWARD, length=16384, head_dim=128)
-    inputs = forward.figures["moved_megabytes"] if forward else None
-    ratio = extra and inputs and extra / inputs
-    yield Goal("memory of forward + backward at 16k beside q, k, v, out", None, ratio, "x")
 
 
 def _dense_goals(records: DeviceRecords) -> Iterator[Goal]:
@@ -91,19 +85,6 @@ def _dense_goals(records: DeviceRecords) -> Iterator[Goal]:
         facts: dict[str, Any] = {"length": 8192, "head_dim": head_dim, "causal": True, "key_heads": 2048 // head_dim}
         found = records.find(OURS_NO_SKIP, work, **facts)
         yield Goal(f"causal 8k, no skip, {work}, D{head_dim}", goal, teraflops(found), "TFLOP/s")
-        if work == BACKWARD:
-            yield Goal("the same by difference", goal, _backward_by_difference(records, found), "TFLOP/s")
-
-
-def _backward_by_difference(records: DeviceRecords, backward: DeviceRecord | None) -> float | None:
-    if backward is None:
-        return None
-    forward, both = (records.find(OURS_NO_SKIP, work, **backward.facts) for work in (FORWARD, BOTH))
-    if forward is None or both is None or forward.median_ms is None or both.median_ms is None:
-        return None
-    if both.median_ms <= forward.median_ms:  # noise
-        return None
-    return backward.figures["gflop"] / (both.median_ms - forward.median_ms)
 
 
 def _skipping_goals(records: DeviceRecords) -> Iterator[Goal]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, record, table
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
 from .cases import BOTH, FORWARD, Case, call_of
 from .cpu import CPU, case_of, problem_of
 from .peers import EAGER, FLASH, MASK, OURS, ours
@@ -58,4 +58,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    record(f"{SHORT}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{SHORT}_{cpu_kind()}", run(arguments.seconds), table)

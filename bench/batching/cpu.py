@@ -19,7 +19,7 @@ from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
 from seqwarm_kernels.data.padding import compare, histograms
 from seqwarm_kernels.data.samplers.sampler import LengthBatchSampler
 
-from ..common.records import lines_table, record, write
+from ..common.records import lines_table, save, write
 from ..common.timing import repeat_in_turns
 from . import infinibatch
 from .corpora import TOKENIZERS, BenchCorpus, corpora, many_lengths
@@ -199,5 +199,5 @@ def main(arguments: argparse.Namespace) -> None:
         raise SystemExit("no text found: set SEQWARM_TEST_DATA, or pass a folder with --large")
     if not infinibatch.installed():
         print("The package infinibatch is not installed. It is not measured.")
-    record(RECORDS, run(found, arguments.repeats), lines_table)
+    save(RECORDS, run(found, arguments.repeats), lines_table)
     write(FIGURE_RECORDS, [figure_histograms(found[-1])])

@@ -24,7 +24,7 @@ from seqwarm_kernels.data.loading.collate import PaddedCollator
 from seqwarm_kernels.data.samplers.stream import LengthBatchStream
 from seqwarm_kernels.data.sources import chunk_source
 
-from ..common.records import record
+from ..common.records import save
 from ..common.timing import quartiles, repeat_in_turns
 from . import infinibatch
 from .corpora import BenchCorpus, corpora, count_bytes
@@ -141,4 +141,4 @@ def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus.write_chunks(Path(folder), BUDGET)
         windows = math.ceil(len(corpus.items) / WINDOW)
-        record(FILES_RECORDS, measure(corpus, Path(folder), windows, arguments.repeats), files_table)
+        save(FILES_RECORDS, measure(corpus, Path(folder), windows, arguments.repeats), files_table)

@@ -27,7 +27,7 @@ from seqwarm_kernels.data import (
     TokenSource,
 )
 
-from ..common.records import record
+from ..common.records import save
 from ..common.timing import memory_bytes, quartiles
 from .report import LARGE_RECORDS, large_corpus_table
 from .token_corpus import END_TOKEN, conditions, document_lengths, drop_from_cache, write_flat
@@ -166,4 +166,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_flat(Path(folder) / "train.bin", document_lengths(arguments.tokens))
-        record(LARGE_RECORDS, measure(path, arguments.tokens, arguments.repeats), large_corpus_table)
+        save(LARGE_RECORDS, measure(path, arguments.tokens, arguments.repeats), large_corpus_table)

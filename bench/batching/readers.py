@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels.data import ChunkSource, MDSSource, MegatronSource, ParquetSource, TokenSource, write_chunks
 
-from ..common.records import record
+from ..common.records import save
 from ..common.timing import quartiles
 from .report import CACHES, ORDERS, READERS_RECORDS, readers_table
 from .token_corpus import conditions, document_lengths, drop_from_cache, token_parts
@@ -234,4 +234,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    record(READERS_RECORDS, measure(arguments.tokens, arguments.repeats), readers_table)
+    save(READERS_RECORDS, measure(arguments.tokens, arguments.repeats), readers_table)

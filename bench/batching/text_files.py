@@ -16,7 +16,7 @@ import pyarrow
 
 from seqwarm_kernels.data import ChunkSource, ParquetSource, SequenceSource, write_chunks
 
-from ..common.records import record
+from ..common.records import save
 from ..common.timing import quartiles, repeat_in_turns
 from .corpora import corpora, count_bytes
 from .report import TEXT_FILES_RECORDS, text_files_table
@@ -117,4 +117,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     datasets.disable_progress_bars()
-    record(TEXT_FILES_RECORDS, measure(arguments.copies, arguments.repeats), text_files_table)
+    save(TEXT_FILES_RECORDS, measure(arguments.copies, arguments.repeats), text_files_table)

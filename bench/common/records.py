@@ -86,7 +86,7 @@ def write(name: str, records: Iterable[Any], *, quick: bool = False) -> tuple[Pa
     return path, written
 
 
-def record(name: str, records: Iterable[Any], *tables: Callable[[list[Any]], str], quick: bool = False) -> None:
+def save(name: str, records: Iterable[Any], *tables: Callable[[list[Any]], str], quick: bool = False) -> None:
     """Writes records as they are measured, and prints their tables."""
     path, written = write(name, records, quick=quick)
     print("\n\n".join([*(table(written) for table in tables), f"written to {path}"]))

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from torch import Tensor
 from seqwarm_kernels import BatchBuffers, alibi_attention, resize_batch
 from seqwarm_kernels.cli.info import launcher_problem
 from seqwarm_kernels.ops import backends
-from seqwarm_kernels.self_check.calls import CALLS, METHODS, Attention, Call, PackedAttention
+from seqwarm_kernels.self_check.calls import CALLS, Attention, Call
 from seqwarm_kernels.self_check.exact import Exact
 
 from ..common.records import ROOT
@@ -106,16 +105,6 @@ def _inputs(device: torch.device, length: int) -> list[Tensor]:
 def _results(inputs: list[Tensor]) -> list[Tensor]:
     out = alibi_attention(*inputs)
     return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
-
-
-def _attention(**options: Any) -> Step:
-    return functools.partial(compare, "alibi_attention", Attention(**options))
-
-
-def resizing(device: torch.device) -> None:
-    for operator in ("resize_batch", "resize_batch_out"):
-        for method in METHODS:
-            compare(operator, CALLS[operator][method], device)
 
 
 # ---- streams, graphs, compilers
@@ -215,33 +204,17 @@ ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_ke
 FIRST: dict[str, Step] = {
     "packages": packages,
     "forward": forward,
-    "forward and backward": _attention(lengths=(128, 128), heads=(1, 1)),
-    "token-major": _attention(token_major=True),
-    "packed": functools.partial(compare, "alibi_attention_varlen", PackedAttention()),
-    "packed, full": functools.partial(compare, "alibi_attention_varlen", PackedAttention({"causal": False})),
-    "grouped heads": _attention(heads=(8, 2)),
-    "1 token": _attention(lengths=(1, 1)),
-    "5 tokens": _attention(lengths=(5, 5)),
-    **{f"head_dim {head_dim}": _attention(head_dim=head_dim) for head_dim in (5, 80, 128, 256)},
     **{
         f"length {length}": functools.partial(boundary_length, length)
-        for length in (127, 128, 129, 511, 512, 513, 2049)
+        for length in (1, 5, 127, 128, 129, 511, 512, 513, 2049)
     },
-    "padding with NaN": _attention(masked=True),
-    "dropout 0.9": _attention(options={"dropout_p": 0.9}),
-    "window": _attention(options={"window": 50}),
-    "full, window": _attention(options={"window": 50, "causal": False}),
-    "segments": _attention(options={"segment_length": 40}),
-    "query_start": _attention(options={"query_start": 30}),
-    "resize_batch": resizing,
-    "moment_statistics": functools.partial(compare, "moment_statistics", CALLS["moment_statistics"]["34 tensors"]),
+    "every kernel": every_kernel,
     "another stream": another_stream,
     "captured graph": captured_graph,
     "torch.compile": compiled,
     "no synchronization": no_synchronization,
 }
 SANITIZERS: dict[str, Step] = {
-    "every kernel": every_kernel,
     **{tool: functools.partial(sanitize, tool) for tool in ("memcheck", "racecheck", "initcheck")},
 }
 PROFILES: dict[str, Step] = {"profile of forward, D128": profile}
