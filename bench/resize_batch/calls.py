@@ -1,4 +1,4 @@
-"""What a call on a small batch costs: resize_batch, packed batches, a scheduler's resize and an attached model."""
+"""What a call on a small batch costs: resize_batch, a scheduler's resize and an attached model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
 from ..common.timing import Call
 from .implementations import BY_HAND, OURS, OURS_VIEWS, VIEWS, Batch, by_hand, views_of
-from .packed import OPERATOR, by_operator, ours
-from .packed import make_batch as make_packed_batch
 from .report import CALLS
 
 NAMES = ("input_ids", "labels", "attention_mask", "token_type_ids")
 #: rows, tokens, length
 SIZES = [(2, 128, 32), (8, 128, 64), (8, 1024, 256)]
 SMALL = (3, 8, 128, 64)  #: tensors, rows, tokens, length of the batch that goes through all layers
-PACKED_SIZES = [(8, 1024, 64), (16, 4096, 128)]  #: sequences, tokens, length
 GATHER = "gather from the first valid token on"
 SCHEDULED, ATTACHED = "scheduler.resize", "call of an attached model"
 _Case = tuple[str, dict[str, Call], dict[str, Any]]  # with the facts of the case
@@ -57,7 +54,7 @@ def run(seconds: float) -> Iterator[CpuRecord]:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the schedule is not stepped
-        for case, calls, facts in (*_rows(), *_packed(), _layers()):
+        for case, calls, facts in (*_rows(), _layers()):
             yield from in_turns("resize_batch", case, calls, 1, seconds, facts)
 
 
@@ -83,17 +80,6 @@ def _rows() -> Iterator[_Case]:
                     }
                     _check(*views.values())
                     yield f"views, {size}, padded {side}", views, facts
-
-
-def _packed() -> Iterator[_Case]:
-    """Packed batches beside their operator, which includes the cut of sequences into pieces."""
-    for sequences, tokens, length in PACKED_SIZES:
-        batch = make_packed_batch(sequences, tokens)
-        calls: dict[str, Call] = {
-            name: partial(cut, batch, length, "truncate") for name, cut in ((OPERATOR, by_operator), (OURS, ours))
-        }
-        facts = {"sequences": sequences, "tokens": tokens, "length": length}
-        yield f"packed, 3 x {tokens} int64 in {sequences} sequences to {length}", calls, facts
 
 
 def _layers() -> _Case:
