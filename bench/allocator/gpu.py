@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from seqwarm_kernels import (
     BatchBuffers,
     SequenceLengthScheduler,
+    alibi_attention_varlen,
     apply_alibi,
     compilations,
     resize_batch,
     warmup_allocator,
 )
-from seqwarm_kernels.demo.model import GPT
+from seqwarm_kernels.demo.model import GPT, Attention
 
 from ..common.goals import Goal
 from ..common.timing import device_allocations
@@ -87,7 +88,19 @@ class Llama(nn.Module):
         return self.model(input_ids, use_cache=False).logits
 
 
-def build(name: str, longest: int, tiny: bool) -> nn.Module:
+class SegmentedAttention(Attention):
+    """Attends inside the segments of one row, whose boundaries are set before each step."""
+
+    ends: Tensor
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = self.query_key_value(hidden[0]).unflatten(-1, (3, self.heads, -1)).unbind(1)  # (T, H, D)
+        tokens = len(query)
+        attended = alibi_attention_varlen(query, key, value, self.ends, self.ends, tokens, tokens, self.slopes)
+        return self.project(attended.flatten(1))[None]
+
+
+def build(name: str, longest: int, tiny: bool) -> Any:
     """GPT-2 small with ALiBi in place of its position embeddings, or a Llama."""
     if name == LLAMA:
         return Llama(longest, tiny)
@@ -108,7 +121,13 @@ class Ramp:
         self.variant = variant
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.longest, batch_size, step_size = (32, 2, 8) if tiny else (1024, 16, 16)
-        self.model = build(model, self.longest, tiny).to(self.device)
+        self.model = build(model, self.longest, tiny)
+        self.segmented: list[SegmentedAttention] = []
+        if variant == SEGMENTS:
+            for block in self.model.blocks:
+                block.attention = SegmentedAttention(block.attention.heads, self.model.norm.normalized_shape[0])
+                self.segmented.append(block.attention)
+        self.model.to(self.device)
         if variant == COMPILED:
             self.model.compile(backend="aot_eager" if tiny else "inductor")
         capturable = variant in (CAPTURED, SEGMENTS) and self.device.type == "cuda"
@@ -121,8 +140,9 @@ class Ramp:
 
     def train(self, batch: Any) -> None:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            boundaries = [batch["cu_seq_lens_q"]] if self.variant == SEGMENTS else []
-            logits = self.model(batch["input_ids"], *boundaries)  # kept in a variable, as warmup_allocator rehearses it
+            for attention in self.segmented:
+                attention.ends = batch["cu_seq_lens_q"]
+            logits = self.model(batch["input_ids"])  # kept in a variable, as warmup_allocator rehearses it
             loss = loss_of(logits, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
