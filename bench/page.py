@@ -10,28 +10,19 @@ from typing import Any
 from experiments.stability import tables as stability
 from experiments.stability.command import RECORDS as STABILITY
 
-from .alibi_attention import hopper
+from .alibi_attention import hopper, segments
 from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
 from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
-from .alibi_attention.report import DECODING, SHORT
-from .batching.report import PADDING
-from .batching.sources_report import (
-    LARGE_RECORDS,
-    READERS_RECORDS,
-    LargeCorpusRecord,
-    ReaderRecord,
-    large_corpus_rows,
-    readers_page,
-)
-from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
+from .alibi_attention.report import DECODING, SEGMENTS, SHORT, find
+from .batching.report import LARGE_RECORDS, PADDING, READERS_RECORDS, large_corpus_table, readers_table
+from .common.records import RESULTS, ROOT, CpuRecord, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
 
 _DOCS = ROOT / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
-THREADS = 2
 #: Layout of the rows of short calls that the page shows: as projections return them.
 TOKENS_FIRST = "tokens first"
 #: Lengths of the caches that the page shows.
@@ -71,16 +62,9 @@ def _times_as_fast(ours: float | None, theirs: float | None) -> str:
 
 def _attention_time(records: list[CpuRecord], implementation: str, length: int, dtype: str, work: str) -> float | None:
     """The time of a causal call with 12 heads of 64."""
-    wanted: dict[str, Any] = {"length": length, "dtype": f"torch.{dtype}", "work": work, "head_dim": 64}
-    wanted |= {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "key_heads": 12}
-    found = (
-        record.median_ms
-        for record in records
-        if record.threads == THREADS
-        and is_implementation(record.implementation, implementation)
-        and all(record.facts[name] == value for name, value in wanted.items())
-    )
-    return next(found, None)
+    facts: dict[str, Any] = {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "head_dim": 64}
+    found = find(records, implementation, length=length, dtype=f"torch.{dtype}", work=work, key_heads=12, **facts)
+    return None if found is None else found.median_ms
 
 
 def _attention_peers() -> str:
@@ -147,6 +131,16 @@ def _short_table(path: Path) -> str:
     ]
     header = ["tokens", *(f"{dtype}, {work}" for dtype, work in columns)]
     return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{markdown(header, rows)}"
+
+
+def _segments() -> str:
+    """A table for each CPU."""
+    tables = []
+    for path in sorted(RESULTS.glob(f"{SEGMENTS}_*.jsonl")):
+        environment, lines = read(path)
+        body = segments.segments_table([CpuRecord(**line) for line in lines])
+        tables.append(f"{environment['cpu']}, {path.stem.removeprefix(f'{SEGMENTS}_')}:\n\n{body}")
+    return "\n\n".join(tables)
 
 
 def _decoding() -> str:
@@ -265,19 +259,12 @@ def _demo_row(line: dict[str, Any]) -> list[str]:
 # ---- sources
 
 
-def _large_corpus() -> str:
-    environment, lines = read(RESULTS / f"{LARGE_RECORDS}.jsonl")
-    return _with_environment(environment, lines, large_corpus_rows([LargeCorpusRecord(**line) for line in lines]))
+def _of_sources(name: str, table: Callable[[list[dict[str, Any]]], str]) -> Callable[[], str]:
+    def make() -> str:
+        environment, lines = read(RESULTS / f"{name}.jsonl")
+        return f"{table(lines)}\n\n{environment['cpu']}, {lines[0]['conditions']}, Python {environment['python']}."
 
-
-def _readers() -> str:
-    environment, lines = read(RESULTS / f"{READERS_RECORDS}.jsonl")
-    return _with_environment(environment, lines, readers_page([ReaderRecord(**line) for line in lines]))
-
-
-def _with_environment(environment: dict[str, Any], lines: list[dict[str, Any]], table: str) -> str:
-    facts = f"{environment['cpu']}, {lines[0]['conditions']}, Python {environment['python']}"
-    return f"{table}\n\n{facts}."
+    return make
 
 
 # ---- many devices
@@ -300,6 +287,7 @@ PAGES = {
         "attention beside its peers": _attention_peers,
         "attention over lengths": _attention_lengths,
         "short attention": _short_attention,
+        "segments": _segments,
         "decoding": _decoding,
         "attention on a GPU": _gpu_attention,
         "padding": _padding,
@@ -307,7 +295,10 @@ PAGES = {
     },
     _DOCS / "benchmarks" / "stability.md": {name: _of_stability(table) for name, table in stability.TABLES.items()},
     _DOCS / "kernels" / "attention_gpu.md": {"Hopper": _hopper},
-    _DOCS / "guides" / "data_sources.md": {"large corpus": _large_corpus, "readers": _readers},
+    _DOCS / "guides" / "data_sources.md": {
+        "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
+        "readers": _of_sources(READERS_RECORDS, readers_table),
+    },
     _DOCS / "guides" / "many_devices.md": {
         "exchanges": _of_many_devices(many_devices.exchange_table),
         "widths": _of_many_devices(many_devices.width_table),

@@ -21,15 +21,13 @@ from experiments.stability.command import RECORDS as STABILITY
 from experiments.tables import report as training_tables
 
 from . import ramp, shown
+from .alibi_attention import figures as attention_figures
 from .alibi_attention import report as attention
-from .alibi_attention.figures import draw_cpu as draw_attention
 from .batching import report as batching
-from .batching import sources_report as sources
-from .common.goals import Goal, goals_table
-from .common.records import FIGURES, RESULTS, CpuRecord, markdown, read, table
-from .gpu.predictions import predictions_table
-from .gpu.records import TESTS, DeviceRecords, read_folder
-from .gpu.summary import device_goals, failures
+from .common.goals import goals_table
+from .common.records import FIGURES, RESULTS, CpuRecord, lines_table, read, table
+from .gpu.records import read_folder
+from .gpu.report import device_report
 from .moment_statistics import cpu as moments
 from .parallel import report as many_devices
 from .resize_batch import report as resizing
@@ -43,23 +41,23 @@ def _tabulated(record: Callable[..., R], table: Callable[[list[R]], str]) -> Rep
     return lambda lines, figures: table([record(**line) for line in lines])
 
 
-def _of_operator(
-    goals: Callable[[list[CpuRecord]], Iterable[Goal]], draw: Callable[[list[CpuRecord], Path], list[Path]]
-) -> Report:
-    """The table, goals and figures of an operator on the CPU."""
-
-    def report(lines: list[dict[str, Any]], figures: Path) -> str:
-        records = [CpuRecord(**line) for line in lines]
-        drawn = [f"![{path.stem}]({path.name})" for path in draw(records, figures)]
-        return "\n\n".join([table(records), goals_table(goals(records)), *drawn])
-
-    return report
+def _attention_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    records = [CpuRecord(**line) for line in lines]
+    drawn = [attention_figures.draw_cpu(records, figures)]
+    return "\n\n".join([table(records), goals_table(attention.cpu_goals(records)), *_links(drawn)])
 
 
-def _demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """A Markdown table of the demo's runs."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    return markdown(names, ([line.get(name, "") for name in names] for line in lines))
+def _resize_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    records = [CpuRecord(**line) for line in lines]
+    return "\n\n".join([table(records), *_links([resizing.draw_cpu(records, figures)])])
+
+
+def _links(figures: Iterable[Path]) -> list[str]:
+    return [f"![{path.stem}]({path.name})" for path in figures]
+
+
+def _of_lines(table: Callable[[list[dict[str, Any]]], str]) -> Report:
+    return lambda lines, figures: table(lines)
 
 
 def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
@@ -75,19 +73,19 @@ def _stability_report(lines: list[dict[str, Any]], figures: Path) -> str:
 
 #: For each records file: a function of its records and of the folder for figures, which returns Markdown.
 REPORTS: dict[str, Report] = {
-    attention.RECORDS: _of_operator(attention.cpu_goals, draw_attention),
-    batching.RECORDS: _tabulated(batching.BatchingRecord, batching.batching_table),
+    attention.RECORDS: _attention_report,
+    batching.RECORDS: _of_lines(lines_table),
     batching.FIGURE_RECORDS: batching.figure_report,
-    batching.FILES_RECORDS: _tabulated(batching.FilesRecord, batching.files_table),
-    batching.TEXT_FILES_RECORDS: _tabulated(batching.TextFilesRecord, batching.text_files_table),
-    "cpu_demo": _demo_report,
+    batching.FILES_RECORDS: _of_lines(batching.files_table),
+    batching.TEXT_FILES_RECORDS: _of_lines(batching.text_files_table),
+    "cpu_demo": _of_lines(lines_table),
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
-    resizing.RECORDS: _of_operator(resizing.cpu_goals, resizing.draw_cpu),
+    resizing.RECORDS: _resize_report,
     ramp.RECORDS: ramp.report,
     STABILITY: _stability_report,
-    sources.LARGE_RECORDS: _tabulated(sources.LargeCorpusRecord, sources.large_corpus_table),
-    sources.READERS_RECORDS: _tabulated(sources.ReaderRecord, sources.readers_table),
+    batching.LARGE_RECORDS: _of_lines(batching.large_corpus_table),
+    batching.READERS_RECORDS: _of_lines(lines_table),
     shown.DEMO: shown.demo_report,
     shown.TUNING: shown.tuning_report,
 }
@@ -110,7 +108,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _report_of(path: Path) -> Report:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
-    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, attention.SEGMENTS, resizing.CALLS, resizing.PACKED)
+    by_cpu = (attention.CALLS, attention.SHORT, attention.SEGMENTS, attention.DECODING, resizing.CALLS, resizing.PACKED)
     if path.stem.startswith(by_cpu):  # a file for each kind of CPU
         return _tabulated(CpuRecord, table)
     if path.stem not in REPORTS:
@@ -123,26 +121,9 @@ def _facts(environment: dict[str, Any]) -> str:
 
 
 def _device_report(folder: Path, figures: Path) -> str:
-    """The goals, the predictions, the comparison of attention with its peers, and a table for each other stage."""
     environments, records = read_folder(folder)
     texts = [f"{name}: {_facts(environment)}" for name, environment in environments.items()]
     if not environments:
         texts = ["Not yet measured: `python -m bench device` writes the records."]
-    texts += [goals_table(device_goals(records)), predictions_table(records)]
-    texts.append(attention.device_report(records, figures))
-    left_out = {*attention.STAGES, TESTS}  # tests have no times
-    stages = dict.fromkeys(record.stage for record in records.all if record.stage not in left_out)
-    texts += [_stage_table(records, stage) for stage in stages]
-    texts.append("\n".join(f"- {failure}" for failure in failures(records)))
-    return "\n\n".join(text for text in texts if text)
-
-
-def _stage_table(records: DeviceRecords, stage: str) -> str:
-    found = [record for record in records.of_stages(stage).all if record.failure is None]
-    if not found:
-        return ""
-    rows = []
-    for record in found:
-        figures = ", ".join(f"{name} {number:.4g}" for name, number in record.figures.items())
-        rows.append([record.case, record.work, record.implementation, record.time_text(), figures])
-    return markdown([stage, "work", "implementation", "ms", "figures"], rows)
+    drawn = attention_figures.draw_device(records, figures)
+    return "\n\n".join([*texts, device_report(records), *_links(drawn)])

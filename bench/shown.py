@@ -6,7 +6,7 @@ import argparse
 import functools
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,23 +29,6 @@ if TYPE_CHECKING:
 DEMO, TUNING = "cpu_demo_run", "cpu_tuning"  #: names of the records files
 
 
-@dataclass(frozen=True)
-class DemoRun:
-    """The evaluations of a finished demo."""
-
-    settings: dict[str, Any]
-    evaluations: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Search:
-    """The trials of a finished search."""
-
-    configuration: dict[str, Any]
-    schedule: dict[str, Any] | None  #: the schedule found
-    trials: list[dict[str, Any]]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="of `seqwarm_kernels demo --report` or `tune --folder`")
 
@@ -54,10 +37,12 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.folder
     if (folder / METRICS).exists():
         evaluations = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-        path, _ = write(DEMO, [DemoRun(json.loads((folder / CONFIGURATION).read_text()), evaluations)])
+        path, _ = write(
+            DEMO, [{"settings": json.loads((folder / CONFIGURATION).read_text()), "evaluations": evaluations}]
+        )
     elif (folder / RESULT).exists():
         result = json.loads((folder / RESULT).read_text())
-        path, _ = write(TUNING, [Search(result["configuration"], result["schedule"], result["trials"])])
+        path, _ = write(TUNING, [{name: result[name] for name in ("configuration", "schedule", "trials")}])
     else:
         sys.exit(f"{folder} has neither {METRICS} of a demo nor {RESULT} of a search")
     print(path)

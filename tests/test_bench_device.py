@@ -15,8 +15,7 @@ import torch
 from bench.alibi_attention import tiles
 from bench.common.processes import Program
 from bench.gpu import command, pytest_records, steps
-from bench.gpu.predictions import Prediction
-from bench.gpu.records import STEPS, TESTS, DeviceRecords, Recorder, append, begin, read_device_records
+from bench.gpu.records import STEPS, TESTS, Recorder, append, begin, read_device_records
 from bench.gpu.stage import STAGES
 from seqwarm_kernels.ops.backends import why_not
 
@@ -82,13 +81,13 @@ def test_every_stage_runs_in_its_part(run):
 
 
 def test_the_part_of_tests(run, capsys, tmp_path):
-    started, records = run("tests", dropout_0=(None, -11), window=("AssertionError: out is off", 0), pytest=(None, 1))
+    started, records = run("tests", forward=("AssertionError: out is off", 0), pytest=(None, 1))
     assert set(started) == {*steps.STEPS, "pytest"} - set(steps.PROFILES)
     failures = {record.case: record for record in records if record.failure}
-    assert set(failures) == {"window", "gpu tests"}
+    assert set(failures) == {"forward", "gpu tests"}
     text = capsys.readouterr().out
-    assert "FAILED window: AssertionError: out is off" in text
-    assert "==== window: exit 0: output\noutput of window\n" in (tmp_path / "device_tests.log").read_text()
+    assert "FAILED forward: AssertionError: out is off" in text
+    assert "==== forward: exit 0: output\noutput of forward\n" in (tmp_path / "device_tests.log").read_text()
 
 
 def test_a_selection_of_the_tests(run):
@@ -138,8 +137,8 @@ def test_a_failing_step_has_its_traceback(monkeypatch):
     def fail(device):
         raise ValueError("a reason")
 
-    monkeypatch.setitem(steps.STEPS, "window", fail)
-    record = steps.run_step("window", steps.torch.device("cpu"))
+    monkeypatch.setitem(steps.STEPS, "forward", fail)
+    record = steps.run_step("forward", steps.torch.device("cpu"))
     assert record.failure == "ValueError: a reason"
     assert "in fail" in record.facts["output"]
 
@@ -153,43 +152,25 @@ def test_the_module_is_built_where_there_is_none(monkeypatch):
     assert built == [["setup.py", "build_ext", "--inplace"]]
 
 
-@pytest.mark.parametrize("name", ["forward", "length 129", "packed", "padding with NaN", "query_start"])
+@pytest.mark.parametrize("name", ["forward", "length 129"])
 def test_steps_pass_on_a_cpu(name):
     assert steps.run_step(name, steps.torch.device("cpu")).failure is None
-
-
-# ---- predictions
-
-
-@pytest.mark.parametrize(
-    ("value", "outcome"),
-    [(None, "not yet measured"), (1.0, "held"), (2.0, "held"), (0.9, "too low"), (2.1, "too high")],
-)
-def test_a_prediction_holds_or_not(value, outcome):
-    prediction = Prediction("what", "arithmetic", 1.0, 2.0, "x", lambda records: value)
-    assert prediction.outcome(DeviceRecords([])) == outcome
 
 
 # ---- records of pytest
 
 _TESTS = """
-import os
 import time
 import pytest
 
 def test_passes(): pass
 def test_fails():
-    os.environ["SEQWARM_TESTS_END"] = "0"
     assert 1 == 2
 @pytest.mark.skip(reason="no reason")
 def test_skipped(): pass
 def test_hangs(): time.sleep(100)
 def test_after(): pass
 """
-
-
-def _written(files, text):
-    return any(text in file.read_text() for file in files)
 
 
 @pytest.mark.slow
@@ -201,11 +182,20 @@ def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch, options):
     (tmp_path / "test_some.py").write_text(_TESTS)
     records = tmp_path / "device_tests.jsonl"
     begin(records)
-    arguments = ["-p", "bench.gpu.pytest_records", "--rootdir", str(tmp_path), str(tmp_path), *options]
-    environment = pytest_records.environment(records, 1000) | {"PYTHONPATH": str(ROOT)}
+    arguments = [
+        "-p",
+        "bench.gpu.pytest_records",
+        "-o",
+        "faulthandler_timeout=2",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+        *options,
+    ]
+    environment = {"SEQWARM_RECORDS": str(records), "PYTHONPATH": str(ROOT)}
     program = Program([sys.executable, "-m", "pytest", *arguments], tmp_path / "log", tmp_path, **environment)
     end = time.monotonic() + 60
-    while time.monotonic() < end and not _written(tmp_path.glob("*.traceback*"), "test_hangs"):
+    while time.monotonic() < end and "in test_hangs" not in (tmp_path / "log").read_text():
         time.sleep(0.1)
     program.wait_until(time.monotonic() + 1)
     pytest_records.add_unfinished(records)
@@ -215,7 +205,6 @@ def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch, options):
     assert "def test_fails" in found["test_fails"].facts["traceback"]
     assert found["test_skipped"].failure == "skipped: Skipped: no reason"
     assert found["test_hangs"].failure.startswith("running when the time was over")
-    assert 'test_some.py", line 12 in test_hangs' in found["test_hangs"].facts["traceback"]
     assert found["test_after"].failure == "not run: the time was over"
     assert [path.name for path in tmp_path.glob("device_tests.*")] == ["device_tests.jsonl"]
 

@@ -22,12 +22,10 @@ from bench.alibi_attention.report import device_goals as attention_goals
 from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
-from bench.common.timing import Timing
-from bench.gpu.predictions import PREDICTIONS
 from bench.gpu.records import TESTS, DeviceRecord, DeviceRecords, read_device_records
+from bench.gpu.report import device_report
 from bench.gpu.stage import STAGES
 from bench.gpu.steps import step_record
-from bench.gpu.summary import summary
 from bench.report import FIGURES
 from experiments import gpu as training
 from experiments.stability.command import RECORDS as STABILITY
@@ -161,7 +159,6 @@ def device_records(monkeypatch):
     """Records of every stage: attention in full size, since its inputs are not drawn, and the rest in tiny sizes."""
     ended = SimpleNamespace(returncode=0, stdout=json.dumps(RAMP))
     monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ended)
-    monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_3", lambda: True)
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_4", lambda: True)
@@ -199,12 +196,11 @@ def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, 
     out = run_bench("report", "--records", tmp_path, "--figures", tmp_path / "figures")
     assert "device.jsonl: gpu pretend" in out
     assert {record.case for record in device_records if record.case not in out} == set()
-    assert "| forward D128, counted | 480 to 620 TFLOP/s | 0.25 TFLOP/s | too low |" in out
-    for stage in {record.stage for record in device_records} - {"long", "lengths", "segments"}:
+    for stage in {record.stage for record in device_records}:
         assert f"\n| {stage} | work |" in out
     assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in out
     names = {path.stem.removesuffix("_dark") for path in (tmp_path / "figures").iterdir()}
-    assert names == {"attention_speedup", "attention_segments"}
+    assert names == {"attention_speedup"}
     assert all(f"![{name}]({name}.png)" in out for name in names)
     assert len(drawn) == len(names)
     for figure in drawn:
@@ -214,23 +210,13 @@ def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, 
         assert len(names) > 1
 
 
-def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):
+def test_a_gpu_run_ends_with_its_goals(device_records):
     records = DeviceRecords(device_records)
-    lines = list(summary(records))
+    text = device_report(records)
     for goal in (*attention_goals(records), *allocator.device_goals(records)):
         assert goal.value is not None, goal
-        assert any(goal.what in line and goal.value_text() in line for line in lines)
-    for prediction in PREDICTIONS:
-        outcome = prediction.outcome(records)
-        assert any(line.startswith(outcome) and prediction.what in line for line in lines)
-    # They need the large batch, or peers that serve on a GPU only.
-    unmeasured = [prediction.what for prediction in PREDICTIONS if prediction.measured(records) is None]
-    resizing = "resize_batch, 805 MB, share of a copy"
-    peers = [f"{name} without bias, forward D128, 8k" for name in ("SDPA cuDNN", "flash-attn-4")]
-    assert unmeasured == [resizing, *peers]
-    for stage in ("host", "packed", "decoding", "tuned", "diagnostics"):
-        assert any(line.startswith(f"{stage} ") for line in lines)
-    assert any(line.startswith("D64 S1024 B16 Hkv32: 2 / 4 ms  no skip 1.00/1.00") for line in lines)
+        assert f"| {goal.what} | {goal.value_text()} |" in text
+    assert "- steps: 1 passed" in text
 
 
 def test_a_line_that_was_not_written_completely_is_left_out(tmp_path):

@@ -45,7 +45,7 @@ from seqwarm_kernels.ops.alibi_attention.triton_reach import NORM_BLOCK, NORM_RO
 from seqwarm_kernels.ops.alibi_attention.triton_short_kernel import short_backward_kernel, short_forward_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
 
-from ..common.records import markdown
+from ..common.records import lines_table
 from . import amdgcn, compiled_gluon
 from .chips import CHIPS, described, named, target_of
 from .sass import MATRIX, inner_loops
@@ -322,25 +322,6 @@ def _differs(variant: str, kernel: str, chip: int | str, head_dim: int) -> bool:
     return True
 
 
-def kernels_table(kernels: list[CompiledKernel]) -> str:
-    """A Markdown table."""
-    rows = []
-    for k in kernels:
-        good = f"{k.overlapped} of {k.loops} overlapped" if k.consumers else f"{k.pipelined} of {k.loops}"
-        loops = f"{good}, {k.instructions}" if k.loops else ""
-        if isinstance(k.chip, str):
-            chip, matrix, loops = k.chip, amdgcn.MATRIX, f"{k.wide_loads} buffer loads"
-        else:
-            chip, matrix = f"sm_{k.chip}", MATRIX[k.chip]
-        spills = f"{k.spilled_bytes} ({k.spilled_in_loops})" if k.spilled_in_loops else k.spilled_bytes
-        compiled = [k.registers, spills, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {matrix}", loops]
-        rows.append([k.kernel, chip, k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
-    header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers"]
-    header.append("spilled bytes (instructions for them in loops)")
-    last = "pipelined loops, instructions; on AMD loads of 16 bytes"
-    return markdown([*header, "shared KiB", "matrix", last], rows)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chips", type=named, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=tuple(KERNELS))
@@ -358,4 +339,4 @@ def main(arguments: argparse.Namespace) -> None:
         if arguments.json:
             print(json.dumps(asdict(kernels[-1])), flush=True)
     if not arguments.json:
-        print(kernels_table(kernels))
+        print(lines_table([asdict(kernel) for kernel in kernels]))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import torch
 from tqdm import tqdm
 
 from ..common.goals import goals_table
-from ..common.records import CpuRecord, table, write
-from ..common.timing import Call, extra_resident_bytes, measure_cpu
+from ..common.records import CpuRecord, add_seconds, in_turns, save, table
+from ..common.timing import extra_resident_bytes
 from .cases import BOTH, FORWARD, Case, call_of
-from .peers import EAGER, FLASH, FLEX, MASK, OURS, Peer, ours, reference
+from .peers import EAGER, FLASH, FLEX, MASK, OURS, Attend, Peer, ours, reference
 from .problems import Problem
 from .report import RECORDS, cpu_goals
 
@@ -62,75 +61,54 @@ def case_of(problem: Problem, work: str, inputs: str) -> str:
     return f"{work}, {problem.case()}, {dtype}{', inputs b' if inputs == 'b' else ''}"
 
 
-class Measurements:
-    """Measures and collects records.
+def measure(problem: Problem, inputs: str, peers: list[Peer], threads: int, seconds: float) -> list[CpuRecord]:
+    """A forward, and a forward with its backward where that is neither missing nor slow."""
+    torch.set_num_threads(threads)
+    case = Case(problem, inputs, CPU)
+    detached = [tensor.detach() for tensor in case.inputs]
+    peaks = {}
+    if problem == LONG:  # the memory of the mask, if there is one, and of the output
+        for peer in peers:
+            if peer.name in WITH_MEMORY:
+                peaks[peer.name] = extra_resident_bytes(lambda peer=peer: peer.make(problem, CPU)(*detached))  # type: ignore[misc]
+    attends = {peer.name: peer.make(problem, CPU) for peer in peers}
+    errors = {peer.name: case.exact.errors(attends[peer.name](*detached))["out"] for peer in peers if peer.has_bias}
+    facts = {**problem.facts(), "dtype": str(problem.dtype), "inputs": inputs}
 
-    Args:
-        seconds: Measuring time of each record.
-    """
+    def timed(work: str, attends: dict[str, Attend], errors: dict[str, float]) -> Iterator[CpuRecord]:
+        calls = {name: call_of(work, attend, case.inputs, case.grad_out) for name, attend in attends.items()}
+        title = case_of(problem, work, inputs)
+        return in_turns(OURS, title, calls, threads, seconds, {**facts, "work": work}, errors)
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.records: list[CpuRecord] = []
-
-    def add(self, case: Case, peer: Peer, threads: int) -> list[CpuRecord]:
-        """Measures a forward, and a forward with its backward if the peer has a backward. Returns the new records."""
-        before = len(self.records)
-        torch.set_num_threads(threads)
-        detached = [tensor.detach() for tensor in case.inputs]
-        facts = {}
-        if case.problem == LONG and peer.name in WITH_MEMORY:
-            # The memory of the mask, if there is one, and of the output.
-            peak = extra_resident_bytes(lambda: peer.make(case.problem, CPU)(*detached))
-            facts = {} if peak is None else {"peak_megabytes": peak / 1e6}
-        attend = peer.make(case.problem, CPU)
-        error = case.exact.errors(attend(*detached))["out"] if peer.has_bias else None
-        call = call_of(FORWARD, attend, case.inputs, case.grad_out)
-        forward = self._measure(case, peer, threads, FORWARD, call, error, facts)
-        if peer != FLEX and forward.median_ms < LONGEST_MS:  # FlexAttention has no backward on CPUs
-            self._measure(case, peer, threads, BOTH, call_of(BOTH, attend, case.inputs, case.grad_out), None, {})
-        return self.records[before:]
-
-    def _measure(
-        self, case: Case, peer: Peer, threads: int, work: str, call: Call, error: float | None, facts: dict[str, Any]
-    ) -> CpuRecord:
-        facts = {
-            **case.problem.facts(), "dtype": str(case.problem.dtype), "work": work, "inputs": case.kind, **facts,
-        }  # fmt: skip
-        timing = measure_cpu(call, threads, self.seconds)
-        name = case_of(case.problem, work, case.kind)
-        record = CpuRecord(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
-        self.records.append(record)
-        tqdm.write(f"{name}, {peer.name}, {threads} threads: {timing.median:.4g} ms", file=sys.stderr)
-        return record
-
-    def is_slow(self, problem: Problem, peer: Peer) -> bool:
-        same = [r for r in self.records if r.case == case_of(problem, FORWARD, "a") and r.implementation == peer.name]
-        return any(record.median_ms > LONGEST_MS / 4 for record in same)
+    found = []
+    for each in timed(FORWARD, attends, errors):
+        if each.median_ms >= LONGEST_MS or each.implementation == FLEX.name:  # which has no backward on CPUs
+            del attends[each.implementation]
+        peak = peaks.get(each.implementation)
+        found.append(each if peak is None else replace(each, facts={**each.facts, "peak_megabytes": peak / 1e6}))
+    return [*found, *timed(BOTH, attends, {})]
 
 
 def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
     most_threads = torch.get_num_threads()
-    found = Measurements(seconds)
-    problems = problems_of(quick)
+    slow: set[tuple[Problem, str]] = set()  # to be left out with one thread
     for threads in sorted({most_threads, 1}, reverse=True):
-        for problem in tqdm(problems, desc=f"alibi_attention, {threads} threads", unit="problem"):
-            case = Case(problem, "a", CPU)
-            for peer in peers_of(problem):
-                if threads == most_threads or not found.is_slow(problem, peer):
-                    yield from found.add(case, peer, threads)
+        for problem in tqdm(problems_of(quick), desc=f"alibi_attention, {threads} threads", unit="problem"):
+            peers = [peer for peer in peers_of(problem) if (problem, peer.name) not in slow]
+            records = measure(problem, "a", peers, threads, seconds)
+            yield from records
+            slow |= {(problem, each.implementation) for each in records if each.median_ms > LONGEST_MS / 4}
             if threads == most_threads and problem.dtype == torch.float32 and problem.segment_length is None:
-                for peer in ours(CPU, problem.dtype):
-                    yield from found.add(Case(problem, "b", CPU), peer, threads)
+                yield from measure(problem, "b", ours(CPU, problem.dtype), threads, seconds)
     torch.set_num_threads(most_threads)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=1.0, help="time of a record (default: %(default)s seconds)")
+    add_seconds(parser, 1.0)
     quick = "measure only rows of 1,024 and 8,192 tokens, and segments of 16 tokens"
     parser.add_argument("--quick", action="store_true", help=quick)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(RECORDS, run(arguments.seconds, arguments.quick), quick=arguments.quick)
-    print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")
+    measured = run(arguments.seconds, arguments.quick)
+    save(RECORDS, measured, table, lambda records: goals_table(cpu_goals(records)), quick=arguments.quick)

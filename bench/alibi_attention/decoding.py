@@ -1,12 +1,12 @@
 """Decoding: one query over a long cache, beside SDPA with a dense mask that was made before.
 
-Peers take turns, so that all have the machine in the same states. CPUs of another kind have records of their own.
+CPUs of another kind have records of their own.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 
-from ..common.records import CpuRecord, cpu_kind, table, write
-from ..common.timing import measure_in_turns
-from .peers import FLASH, MASK, OURS, OURS_NO_SKIP
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.timing import Call
+from .peers import FLASH, MASK, OURS, OURS_NO_SKIP, Attend
 from .problems import Problem, draw
 from .report import DECODING
 
@@ -28,7 +28,6 @@ OURS_BOUND = f"{OURS}, key_norm_bound"
 HEADS = ((12, 12, 64), (32, 8, 128))
 BATCHES, KEYS = (1, 8), (1024, 2048, 4096, 8192, 16384)
 PEERS = (OURS, OURS_BOUND, OURS_NO_SKIP, MASK.name, FLASH.name)
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def inputs_of(problem: Problem, kind: str, device: torch.device) -> list[Tensor]:
@@ -58,17 +57,15 @@ def measure(problem: Problem, inputs: str, threads: int, seconds: float) -> Iter
     tensors = inputs_of(problem, inputs, torch.device("cpu"))
     attends = peers_of(problem, tensors[1])
     exact = alibi_attention(*(tensor[:1].double() for tensor in tensors), backend="reference")
-    timings = measure_in_turns({name: _call(attends[name], tensors) for name in attends}, threads, seconds)
-    for name, timing in timings.items():
-        error = (attends[name](*tensors)[:1] - exact).abs().max() / exact.abs().max()
-        facts = {**problem.facts(), "dtype": str(problem.dtype), "inputs": inputs}
-        case = f"decoding {problem.case()}, inputs {inputs}"
-        shown = None if name == FLASH.name else error.item()
-        yield CpuRecord(OURS, case, name, threads, timing.median, timing.iqr, shown, facts)
-
-
-def _call(attend: Attend, tensors: list[Tensor]) -> Callable[[], Tensor]:
-    return lambda: attend(*tensors)
+    errors = {
+        name: ((attend(*tensors)[:1] - exact).abs().max() / exact.abs().max()).item()
+        for name, attend in attends.items()
+        if name != FLASH.name
+    }
+    calls: dict[str, Call] = {name: partial(attend, *tensors) for name, attend in attends.items()}
+    facts = {**problem.facts(), "dtype": str(problem.dtype), "inputs": inputs}
+    case = f"decoding {problem.case()}, inputs {inputs}"
+    yield from in_turns(OURS, case, calls, threads, seconds, facts, errors)
 
 
 def run(seconds: float) -> Iterator[CpuRecord]:
@@ -81,9 +78,8 @@ def run(seconds: float) -> Iterator[CpuRecord]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=0.5, help="time of a record (default: %(default)s seconds)")
+    add_seconds(parser, 0.5)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(f"{DECODING}_{cpu_kind()}", run(arguments.seconds))
-    print(f"{table(records)}\n\nwritten to {path}")
+    save(f"{DECODING}_{cpu_kind()}", run(arguments.seconds), table)

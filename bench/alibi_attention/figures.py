@@ -1,4 +1,4 @@
-"""Figures of alibi_attention: time over length on a CPU, speedup over length and segments on a GPU."""
+"""Figures of alibi_attention: time over length on a CPU, speedup over length on a GPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from seqwarm_kernels.utils.figures import (
     log_axis,
     mark,
     new_figure,
-    plain_numbers,
     plot,
     save_both,
 )
 
 from ..common.records import CpuRecord
-from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup
+from ..gpu.records import DeviceRecord, DeviceRecords, speedup
 from .cases import BOTH, FORWARD
 from .peers import CUDNN, CUDNN_MASK, EAGER, FLEX, OURS
+from .report import STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +34,8 @@ REFERENCE = f"{OURS} reference"  #: the definition, which is not made to be fast
 # ---- on a CPU
 
 
-def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
-    if not any(cpu_curves(records, work, dtype) for work, dtype in _CPU_PANELS):
-        return []
-    return [save_both(functools.partial(cpu_figure, records), folder / "cpu_attention.png")]
+def draw_cpu(records: list[CpuRecord], folder: Path) -> Path:
+    return save_both(functools.partial(cpu_figure, records), folder / "cpu_attention.png")
 
 
 _CPU_PANELS = [(work, dtype) for work in (FORWARD, BOTH) for dtype in ("torch.float32", "torch.bfloat16")]
@@ -105,18 +103,14 @@ def _labels(axes: Axes) -> list[Any]:
 _FEWEST_LENGTHS = 3  # of a curve over lengths
 
 
-def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -> list[Path]:
+def draw_device(every: DeviceRecords, folder: Path) -> list[Path]:
     """Every figure that has records."""
-    drawn = []
+    records = every.of_stages(*STAGES)
     speedups = {head_dim: [_speedups(records, work, head_dim) for work in (FORWARD, BOTH)] for head_dim in (64, 128)}
     columns = {head_dim: both for head_dim, both in speedups.items() if any(map(_covers_lengths, both))}
-    if columns:
-        drawn.append(save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png"))
-    curves = _segment_rates(records.of_stages("segments").all)
-    if curves:
-        draw = functools.partial(_segments_figure, curves, copy_rate)
-        drawn.append(save_both(draw, folder / "attention_segments.png"))
-    return drawn
+    if not columns:
+        return []
+    return [save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png")]
 
 
 def _covers_lengths(curves: Curves) -> bool:
@@ -131,17 +125,6 @@ def is_plain(record: DeviceRecord) -> bool:
     return facts["batch_size"] == max(1, 16384 // facts["length"])
 
 
-def _segment_rates(records: Iterable[DeviceRecord]) -> Curves:
-    """GB/s by the length of a segment."""
-    curves: Curves = {}
-    for record in records:
-        rate = gigabytes_per_second(record)
-        if rate is not None and record.work == FORWARD and record.inputs == "a":
-            name = _without_backend(record.implementation)
-            curves.setdefault(name, []).append((record.facts["segment_length"], rate))
-    return {name: sorted(points) for name, points in curves.items()}
-
-
 def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
     """Speedups of alibi_attention over its peers; flash attention computes without a bias."""
     curves: Curves = {}
@@ -151,21 +134,6 @@ def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
             if ratio is not None and is_plain(record):
                 curves.setdefault(peer.name, []).append((record.facts["length"], ratio))
     return {name: sorted(points) for name, points in curves.items()}
-
-
-def _segments_figure(curves: Curves, copy_rate: float | None) -> Figure:
-    figure = new_figure(9, 4.8)
-    axes = figure.subplots()
-    _draw_curves(axes, curves)
-    axes.set(xlabel="tokens in a segment", ylabel="GB/s of queries, keys, values and results")
-    axes.set_ylim(bottom=0)
-    plain_numbers(axes.yaxis)
-    if copy_rate is not None:
-        axes.set_ylim(top=1.1 * max(copy_rate, axes.get_ylim()[1]))
-        mark(axes, "copy", y=copy_rate)
-    _label_lines([axes], bold=OURS)
-    figure.suptitle("Segments in 65,536 tokens, forward (higher is better)")
-    return figure
 
 
 def _speedup_figure(speedups: dict[int, list[Curves]]) -> Figure:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from tqdm import tqdm
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, attended_share
+from seqwarm_kernels import alibi_attention_varlen, alibi_slopes, attended_share
 
-from ..common.timing import Call, extra_device_bytes, measure_host
-from ..gpu.records import DeviceRecord, Recorder, explain
+from ..common.timing import Call, extra_device_bytes
+from ..gpu.records import Recorder
 from . import decoding as one_query
 from . import problems
 from .cases import BACKWARD, BOTH, FORWARD, Case, call_of, exact_attention
@@ -65,16 +65,32 @@ def _errors(case: Case, out: Tensor, grads: tuple[Tensor, ...] = ()) -> dict[str
     return {f"error_{name}": error for name, error in case.exact.errors(out.detach(), grads).items()}
 
 
-def _compare(recorder: Recorder, stage: str, case: Case, peer: Peer, make_attend: Callable[[], Attend]) -> None:
-    """Measures forward, backward and both of one peer on one case."""
-    for work in (FORWARD, BOTH, BACKWARD):
+def _measure(
+    recorder: Recorder,
+    stage: str,
+    case: str,
+    name: str,
+    make_attend: Callable[[], Attend],
+    tensors: Callable[[], tuple[list[Tensor], Tensor]],
+    figures: Callable[[str, Attend], dict[str, float]],
+    works: tuple[str, ...] = (FORWARD, BOTH, BACKWARD),
+    **described: Any,
+) -> None:
+    """Measures a peer. `tensors` are the inputs and the gradient of the output, made when they are needed."""
+    for work in works:
 
         def make(work: str = work) -> tuple[Call, dict[str, float]]:
-            attend = make_attend()
-            return call_of(work, attend, case.inputs, case.grad_out), _figures(case, work, peer, attend)
+            attend, (inputs, grad_out) = make_attend(), tensors()
+            return call_of(work, attend, inputs, grad_out), figures(work, attend)
 
-        name = case.problem.case()
-        recorder.measure(stage, name, work, peer.name, make, inputs=case.kind, facts=case.problem.facts())
+        recorder.measure(stage, case, work, name, make, **described)
+
+
+def _compare(recorder: Recorder, stage: str, case: Case, peer: Peer, make_attend: Callable[[], Attend]) -> None:
+    _measure(
+        recorder, stage, case.problem.case(), peer.name, make_attend, lambda: (case.inputs, case.grad_out),
+        lambda work, attend: _figures(case, work, peer, attend), inputs=case.kind, facts=case.problem.facts(),
+    )  # fmt: skip
 
 
 def _sweep(
@@ -147,18 +163,12 @@ def packed(recorder: Recorder, device: torch.device, tiny: bool) -> None:
         f"H{PACKED_HEADS} D{PACKED_HEAD_DIM}"
     )
     for name, make_attend in _packed_peers(cu_seqlens, longest, tokens).items():
-        cached = functools.cache(make_attend)
-        for work in (FORWARD, BOTH, BACKWARD):
 
-            def make(
-                name: str = name, work: str = work, make_attend: Callable[[], Attend] = cached
-            ) -> tuple[Call, dict[str, float]]:
-                figures = {"gflop": gflop * FLOPS[work]}
-                if "no bias" not in name:
-                    figures |= _packed_error(make_attend(), inputs, grad_out, cu_seqlens)
-                return call_of(work, make_attend(), inputs, grad_out), figures
+        def figures(work: str, attend: Attend, name: str = name) -> dict[str, float]:
+            error = {} if "no bias" in name else _packed_error(attend, inputs, grad_out, cu_seqlens)
+            return {"gflop": gflop * FLOPS[work], **error}
 
-            recorder.measure("packed", case, work, name, make)
+        _measure(recorder, "packed", case, name, functools.cache(make_attend), lambda: (inputs, grad_out), figures)
 
 
 def _packed_peers(cu_seqlens: Tensor, longest: int, tokens: int) -> dict[str, Callable[[], Attend]]:
@@ -206,7 +216,7 @@ def decoding(recorder: Recorder, device: torch.device, tiny: bool) -> None:
             ) -> tuple[Call, dict[str, float]]:
                 tensors = inputs()
                 attend = one_query.peers_of(problem, tensors[1])[name]
-                return lambda: attend(*tensors), {"moved_megabytes": 2 * tensors[1].nbytes / 1e6}
+                return functools.partial(attend, *tensors), {"moved_megabytes": 2 * tensors[1].nbytes / 1e6}
 
             recorder.measure("decoding", problem.case(), FORWARD, name, make, facts=problem.facts())
 
@@ -215,33 +225,6 @@ def decoding(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 
 def host(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """Time that the caller spends on a call with small tensors. The device is not awaited."""
+    """Small tensors: what counts is `host_ms`, the time that the caller spends on a call."""
     problem = Problem(2, 4, 4, 64, 64, dtype=torch.float32 if tiny else torch.bfloat16)
-    inputs = problems.draw(problem, "a", device)
-    slopes = alibi_slopes(4, device=device)
-    attends: dict[str, Callable[[], Attend]] = {
-        OURS: lambda: functools.partial(alibi_attention, slopes=slopes),
-        FLASH.name: lambda: FLASH.make(problem, device),
-        FLEX.name: lambda: FLEX.make(problem, device),
-    }
-    for name, make_attend in attends.items():
-        cached = functools.cache(make_attend)
-        for work in (FORWARD, BOTH):
-            _record_launch(recorder, problem.case(), work, name, cached, inputs, 5 if tiny else 300)
-
-
-def _record_launch(
-    recorder: Recorder,
-    case: str,
-    work: str,
-    name: str,
-    make_attend: Callable[[], Attend],
-    inputs: list[Tensor],
-    repeats: int,
-) -> None:
-    try:
-        timing = measure_host(call_of(work, make_attend(), inputs, torch.randn_like(inputs[0])), repeats)
-        recorder.add(DeviceRecord("host", case, work, name, "a", timing.median, timing.low, timing.high))
-        torch.cuda.synchronize() if inputs[0].is_cuda else None
-    except Exception as error:
-        recorder.add(DeviceRecord("host", case, work, name, failure=explain(error)))
+    _sweep(recorder, device, "host", [problem], lambda problem, _: [ours(device, problem.dtype)[0], FLASH, FLEX])

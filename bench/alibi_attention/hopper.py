@@ -1,13 +1,9 @@
-"""On a Hopper GPU: the Gluon kernels beside those in Triton, at every length, with and without skipping, and peers.
-
-`python -m bench.alibi_attention.hopper SHARE SHARES` compiles every SHARES-th kind of call, from SHARE on.
-"""
+"""On a Hopper GPU: the Gluon kernels beside those in Triton, at every length, with and without skipping, and peers."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +17,7 @@ from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.attention.calls import DEFAULT_SKIP_TOLERANCE
 
 from ..common.timing import Call
-from ..gpu.records import DeviceRecords, Recorder, speedup, teraflops
+from ..gpu.records import Recorder
 from . import problems
 from .cases import BACKWARD, FORWARD, Case, call_of
 from .gpu import FLOPS
@@ -30,7 +26,7 @@ from .problems import Problem
 
 STAGE = "hopper"
 GLUON, TRITON = "a producer and two consumers", "Triton"
-_HEAD_DIMS, _LENGTHS, _FULL = (128, 64), (8192, 4096, 1024, 16384, 2048, 512), 8192
+HEAD_DIMS, _LENGTHS, _FULL = (128, 64), (8192, 4096, 1024, 16384, 2048, 512), 8192
 
 
 def hopper(recorder: Recorder, device: torch.device, tiny: bool) -> None:
@@ -45,7 +41,7 @@ def hopper(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 def _problems() -> Iterator[Problem]:
     for length in _LENGTHS:
-        for head_dim in _HEAD_DIMS:
+        for head_dim in HEAD_DIMS:
             yield problems.of_length(length, head_dim)
             if length == _FULL:
                 yield replace(problems.of_length(length, head_dim), causal=False)
@@ -92,30 +88,3 @@ def served_by(name: str) -> Iterator[None]:
     finally:
         table._GLUON.update(before)
         host._known.clear()
-
-
-def summary_lines(records: DeviceRecords) -> Iterator[str]:
-    """A line for each case: TFLOP/s, counted as if no key was skipped, and the speed relative to Triton's kernels."""
-    for record in records.of_stages(STAGE).all:
-        rate, speed = teraflops(record), speedup(record, records.beside(record, TRITON))
-        if record.implementation == GLUON and rate is not None and speed is not None:
-            yield f"     {record.case:<42} {record.work:<9} {rate:>6.0f} TFLOP/s  {speed:.2f} times Triton's speed"
-
-
-def main(share: int, shares: int) -> None:
-    kinds = [
-        (replace(problems.of_length(1024, head_dim), causal=causal), name)
-        for head_dim in _HEAD_DIMS
-        for causal in (True, False)
-        for name in (GLUON, TRITON)
-    ]
-    for problem, name in kinds[share::shares]:
-        case = Case(problem, "a", torch.device("cuda"))
-        attend = functools.partial(alibi_attention, causal=problem.causal)
-        with served_by(name):
-            for work in (FORWARD, BACKWARD):
-                call_of(work, attend, case.inputs, case.grad_out)()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

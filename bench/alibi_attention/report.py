@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..common.goals import Goal, worst
-from ..common.records import CpuRecord, is_implementation, markdown
-from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
+from ..common.records import CpuRecord, is_implementation
+from ..gpu.records import DeviceRecord, DeviceRecords, speedup, teraflops
 from .cases import BACKWARD, BOTH, FORWARD
-from .figures import draw_device
-from .peers import (
-    CUDNN,
-    CUDNN_MASK,
-    EAGER,
-    FLASH,
-    FLASH_4,
-    FLEX,
-    FLEX_FLASH,
-    FLEX_ROWS,
-    MASK,
-    OURS,
-    OURS_NO_SKIP,
-)
+from .peers import EAGER, FLASH, FLEX, FLEX_ROWS, MASK, OURS, OURS_NO_SKIP
 
 RECORDS = "cpu_alibi_attention"  #: name of the records file of the CPU benchmark
 #: Names with a file for each kind of CPU.
-SHORT, CALLS, DECODING = "cpu_short_attention", "cpu_attention_calls", "cpu_decoding"
-SEGMENTS = "cpu_segments"
+SHORT, SEGMENTS = "cpu_short_attention", "cpu_segments"
+CALLS, DECODING = "cpu_attention_calls", "cpu_decoding"
 STAGES = ("long", "lengths", "segments")  #: stages of a GPU run that are compared with peers
 
 _SHORT: dict[str, Any] = {"length": 1024, "head_dim": 64, "batch_size": 2}
 _LONG: dict[str, Any] = {"length": 8192, "head_dim": 64}
 _SEGMENTS: dict[str, Any] = {"length": 16384, "segment_length": 16}
-#: Columns of the tables.
-_COLUMNS = {
-    "skipping": OURS,
-    "no skip": OURS_NO_SKIP,
-    **{peer.name: peer.name for peer in (FLEX, FLEX_FLASH, FLASH, FLASH_4, CUDNN, CUDNN_MASK, MASK, EAGER, FLEX_ROWS)},
-}
 
 
 # ---- on a CPU
@@ -66,7 +46,7 @@ def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
         yield Goal(what, 10, _cpu_speedup(records, MASK.name, inputs, **facts), "x")
     ratio = _cpu_speedup(records, MASK.name, **_SEGMENTS, work=FORWARD)
     yield Goal("segments of 16 in 16k tokens, forward vs rows cut, SDPA", 2, ratio, "x")
-    ours, masked = (_find(records, name, inputs="a", **facts) for name in (OURS, MASK.name))
+    ours, masked = (find(records, name, inputs="a", **facts) for name in (OURS, MASK.name))
     peaks = [record.facts["peak_megabytes"] for record in (ours, masked) if record and "peak_megabytes" in record.facts]
     ratio = peaks[1] / peaks[0] if len(peaks) == 2 else None
     yield Goal("S8192, peak extra memory, SDPA with bias mask to ours", 20, ratio, "x")
@@ -74,12 +54,12 @@ def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
 
 def _cpu_speedup(records: list[CpuRecord], peer: str, inputs: str = "a", **facts: Any) -> float | None:
     """Speedup of ours with default options over a peer, with all threads. A peer's time is the same for all inputs."""
-    ours = _find(records, OURS, inputs=inputs, **facts)
-    other = _find(records, peer, inputs="a", **facts)
+    ours = find(records, OURS, inputs=inputs, **facts)
+    other = find(records, peer, inputs="a", **facts)
     return None if ours is None or other is None else other.median_ms / ours.median_ms
 
 
-def _find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuRecord | None:
+def find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuRecord | None:
     """The record with the most threads."""
     same = [
         record
@@ -93,26 +73,12 @@ def _find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuRec
 # ---- on a GPU
 
 
-def device_report(records: DeviceRecords, figures: Path) -> str:
-    """Tables in Markdown. Figures are drawn into the folder `figures`."""
-    compared = records.of_stages(*STAGES)
-    texts = [_attention_table(compared), _segments_table(compared, records)]
-    texts += [f"![{path.stem}]({path.name})" for path in draw_device(compared, figures, records.copy_rate())]
-    return "\n\n".join(text for text in texts if text)
-
-
 def device_goals(records: DeviceRecords) -> Iterator[Goal]:
     compared = records.of_stages(*STAGES)
     yield from _dense_goals(compared)
     yield from _skipping_goals(compared)
     yield from _length_goals(compared)
     yield from _segment_goals(compared, records)
-    both = compared.find(OURS, BOTH, length=16384, head_dim=128)
-    extra = both.figures.get("extra_megabytes") if both else None
-    forward = compared.find(OURS, FORWARD, length=16384, head_dim=128)
-    inputs = forward.figures["moved_megabytes"] if forward else None
-    ratio = extra and inputs and extra / inputs
-    yield Goal("memory of forward + backward at 16k beside q, k, v, out", None, ratio, "x")
 
 
 def _dense_goals(records: DeviceRecords) -> Iterator[Goal]:
@@ -120,19 +86,6 @@ def _dense_goals(records: DeviceRecords) -> Iterator[Goal]:
         facts: dict[str, Any] = {"length": 8192, "head_dim": head_dim, "causal": True, "key_heads": 2048 // head_dim}
         found = records.find(OURS_NO_SKIP, work, **facts)
         yield Goal(f"causal 8k, no skip, {work}, D{head_dim}", goal, teraflops(found), "TFLOP/s")
-        if work == BACKWARD:
-            yield Goal("the same by difference", goal, _backward_by_difference(records, found), "TFLOP/s")
-
-
-def _backward_by_difference(records: DeviceRecords, backward: DeviceRecord | None) -> float | None:
-    if backward is None:
-        return None
-    forward, both = (records.find(OURS_NO_SKIP, work, **backward.facts) for work in (FORWARD, BOTH))
-    if forward is None or both is None or forward.median_ms is None or both.median_ms is None:
-        return None
-    if both.median_ms <= forward.median_ms:  # noise
-        return None
-    return backward.figures["gflop"] / (both.median_ms - forward.median_ms)
 
 
 def _skipping_goals(records: DeviceRecords) -> Iterator[Goal]:
@@ -176,76 +129,3 @@ def _segment_goals(compared: DeviceRecords, records: DeviceRecords) -> Iterator[
 
 def _segment_records(records: DeviceRecords, work: str) -> list[DeviceRecord]:
     return [record for record in records.timed(OURS, work) if record.facts["segment_length"]]
-
-
-def _attention_table(records: DeviceRecords) -> str:
-    """A row for each case, work and kind of inputs, in milliseconds."""
-    dense = records.of_stages("long", "lengths")
-    found = [r for work in (FORWARD, BOTH) for inputs in "ab" for r in dense.timed(OURS, work, inputs)]
-    found.sort(key=lambda r: (r.work, r.inputs, not r.facts["causal"], r.facts["head_dim"], r.facts["length"]))
-    rows = []
-    for record in found:
-        share = record.figures.get("attended_share")
-        errors = [error for name, error in record.figures.items() if name.startswith("error")]
-        cells = [
-            f"{record.work}, {record.case}",
-            record.inputs,
-            "" if share is None else f"{share:.1%}",
-            f"{max(errors):.0e}" if errors else "",
-            f"{teraflops(record):.0f}",
-        ]
-        rows.append(cells + _times(dense, record, _COLUMNS))
-    return _rows(["case", "inputs", "keys visited", "error", "TFLOP/s", *_COLUMNS], rows)
-
-
-def _segments_table(compared: DeviceRecords, records: DeviceRecords) -> str:
-    segments = compared.of_stages("segments")
-    columns = {label: name for label, name in _COLUMNS.items() if name != OURS_NO_SKIP}
-    rows = []
-    for work in (FORWARD, BOTH):
-        for record in sorted(_segment_records(segments, work), key=lambda r: r.facts["segment_length"]):
-            rate, share = gigabytes_per_second(record), records.share_of_copy(record)
-            cells = [f"{work}, {record.case}", "" if rate is None else f"{rate:.0f}"]
-            cells.append("" if share is None else f"{share:.0%}")
-            rows.append(cells + _times(segments, record, columns))
-    return _rows(["case", "GB/s", "share of a copy", *columns], rows)
-
-
-def _times(records: DeviceRecords, record: DeviceRecord, columns: dict[str, str]) -> list[str]:
-    """Times of all implementations on the case of one record."""
-    found = [records.beside(record, implementation) for implementation in columns.values()]
-    return ["" if each is None else each.time_text() for each in found]
-
-
-def _rows(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table without empty columns."""
-    if not rows:
-        return ""
-    kept = [index for index in range(len(head)) if any(row[index] for row in rows)]
-    kept_head, *kept_rows = ([line[index] for index in kept] for line in (head, *rows))
-    return markdown(kept_head, kept_rows)
-
-
-def summary_lines(records: DeviceRecords) -> Iterator[str]:
-    """A line for each causal case: our times of forward and both in ms, and the times of peers as multiples of ours."""
-    compared = records.of_stages(*STAGES)
-    peers = {"no skip": OURS_NO_SKIP, "flex": FLEX.name, "flash": FLASH.name, "cudnn": CUDNN.name}
-    names = ("head_dim", "length", "batch_size", "key_heads")
-    found = compared.timed(OURS, FORWARD, causal=True, segment_length=None)
-    cases = sorted({tuple(record.facts[name] for name in names) for record in found})
-    if cases:
-        yield "causal, inputs a: ours in ms forward / both; then others' times as multiples of ours"
-    for case in cases:
-        facts = dict(zip(names, case, strict=True))
-        forward, both = (compared.find(OURS, work, causal=True, **facts) for work in (FORWARD, BOTH))
-        times = " / ".join("-" if r is None else f"{r.median_ms:.3g}" for r in (forward, both))
-        ratios = "  ".join(
-            f"{label} {_ratio(compared, forward, peer)}/{_ratio(compared, both, peer)}" for label, peer in peers.items()
-        )
-        error = "" if forward is None else f"  error {forward.figures.get('error_out', float('nan')):.0e}"
-        yield "D{} S{} B{} Hkv{}: ".format(*case) + f"{times} ms  {ratios}{error}"
-
-
-def _ratio(records: DeviceRecords, record: DeviceRecord | None, peer: str) -> str:
-    ratio = speedup(record, records.beside(record, peer)) if record else None
-    return "-" if ratio is None else f"{ratio:.2f}"

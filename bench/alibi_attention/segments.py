@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 
-from ..common.records import CpuRecord, markdown
-from ..common.timing import Call, measure_in_turns
+from ..common.records import CpuRecord, in_turns, markdown
+from ..common.timing import Call
 from .cases import BOTH, FORWARD, call_of
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -39,10 +39,8 @@ def measure(length: int, dtype: torch.dtype, threads: int, seconds: float, token
             tensors = [tensor.view(*shape, HEADS, HEAD_DIM) for tensor in memory]
             *inputs, grad_out = tensors if name == BOUNDARIES else [tensor.transpose(1, 2) for tensor in tensors]
             calls[name] = call_of(work, attend, [tensor.detach().requires_grad_() for tensor in inputs], grad_out)
-        for name, timing in measure_in_turns(calls, threads, seconds).items():
-            facts = {"length": length, "dtype": str(dtype), "work": work}
-            case = f"{work}, segments of {length}, {dtype}"
-            yield CpuRecord("segments", case, name, threads, timing.median, timing.iqr, None, facts)
+        facts = {"length": length, "dtype": str(dtype), "work": work}
+        yield from in_turns("segments", f"{work}, segments of {length}, {dtype}", calls, threads, seconds, facts)
 
 
 def _by_boundaries(query: Tensor, key: Tensor, value: Tensor, *, ends: Tensor, tokens: int) -> Tensor:

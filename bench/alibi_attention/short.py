@@ -1,7 +1,7 @@
 """Attention on the CPU where warmup begins: rows of 8 to 256 tokens, in both layouts, beside torch's own; and segments
 of one row beside the same tokens as rows.
 
-Peers take turns, so that all have the machine in the same states. CPUs of another kind have records of their own.
+CPUs of another kind have records of their own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..common.records import CpuRecord, cpu_kind, table, write
-from ..common.timing import measure_in_turns
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
 from . import segments
 from .cases import BOTH, FORWARD, Case, call_of
 from .cpu import CPU, case_of, problem_of
@@ -40,15 +39,14 @@ def measure(length: int, dtype: torch.dtype, layout: str, threads: int, seconds:
     grad_out = LAYOUTS[layout](case.grad_out)
     peers = (ours(CPU, dtype)[0], MASK, FLASH, EAGER)
     attends = {peer.name: peer.make(problem, CPU) for peer in peers}
+    errors = {
+        peer.name: case.exact.errors(attends[peer.name](*inputs).detach())["out"] for peer in peers if peer.has_bias
+    }
     for work in (FORWARD, BOTH):
         calls = {name: call_of(work, attend, inputs, grad_out) for name, attend in attends.items()}
-        for peer, timing in zip(peers, measure_in_turns(calls, threads, seconds).values(), strict=True):
-            error = None
-            if work == FORWARD and peer.has_bias:
-                error = case.exact.errors(attends[peer.name](*inputs).detach())["out"]
-            facts = {**problem.facts(), "dtype": str(dtype), "work": work, "layout": layout}
-            name = f"{case_of(problem, work, 'a')}, {layout}"
-            yield CpuRecord(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
+        facts = {**problem.facts(), "dtype": str(dtype), "work": work, "layout": layout}
+        title = f"{case_of(problem, work, 'a')}, {layout}"
+        yield from in_turns(OURS, title, calls, threads, seconds, facts, errors if work == FORWARD else {})
 
 
 def run(seconds: float) -> Iterator[CpuRecord]:
@@ -58,13 +56,11 @@ def run(seconds: float) -> Iterator[CpuRecord]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=1.0, help="time of a record (default: %(default)s seconds)")
+    add_seconds(parser, 1.0)
     parser.add_argument("--segments", action="store_true", help="measure segments alone")
 
 
 def main(arguments: argparse.Namespace) -> None:
     if not arguments.segments:
-        path, records = write(f"{SHORT}_{cpu_kind()}", run(arguments.seconds))
-        print(f"{table(records)}\n\nwritten to {path}")
-    path, records = write(f"{SEGMENTS}_{cpu_kind()}", segments.run(arguments.seconds))
-    print(f"{segments.segments_table(records)}\n\nwritten to {path}")
+        save(f"{SHORT}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{SEGMENTS}_{cpu_kind()}", segments.run(arguments.seconds), segments.segments_table)

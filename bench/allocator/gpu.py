@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from seqwarm_kernels import (
     BatchBuffers,
     SequenceLengthScheduler,
+    alibi_attention_varlen,
     apply_alibi,
     compilations,
     resize_batch,
     warmup_allocator,
 )
-from seqwarm_kernels.demo.model import GPT
+from seqwarm_kernels.demo.model import GPT, Attention
 
 from ..common.goals import Goal
 from ..common.timing import device_allocations
@@ -39,20 +40,11 @@ CAPTURED = "a captured graph for each length, after warmup_allocator"
 SEGMENTS = "segments, one captured graph"
 WITHOUT = "without warmup_allocator"
 FULL_LENGTH = "full length throughout"
-VARIANTS = {
-    "after": AFTER,
-    "compiled": COMPILED,
-    "captured": CAPTURED,
-    "segments": SEGMENTS,
-    "without": WITHOUT,
-    "full": FULL_LENGTH,
-}
 GPT2, LLAMA = "GPT-2 small", "Llama of 290M"
-MODELS = {"gpt2": GPT2, "llama": LLAMA}
 #: The first say most, if the time does not suffice for all.
 RAMPS = (
-    *(("gpt2", variant) for variant in ("after", "full", "segments", "captured", "compiled", "without")),
-    *(("llama", variant) for variant in ("after", "full", "compiled")),
+    *((GPT2, variant) for variant in (AFTER, FULL_LENGTH, SEGMENTS, CAPTURED, COMPILED, WITHOUT)),
+    *((LLAMA, variant) for variant in (AFTER, FULL_LENGTH, COMPILED)),
 )
 STEPS_AT_FULL_LENGTH = 16
 
@@ -60,7 +52,7 @@ STEPS_AT_FULL_LENGTH = 16
 def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     for model, variant in RAMPS:
         command = [sys.executable, "-m", "bench.allocator.gpu", model, variant, *(["--tiny"] if tiny else [])]
-        key = "allocator", MODELS[model], "ramp", VARIANTS[variant]
+        key = "allocator", model, "ramp", variant
         if recorder.out_of_time() or recorder.has(*key, "a"):
             continue
         try:
@@ -96,9 +88,21 @@ class Llama(nn.Module):
         return self.model(input_ids, use_cache=False).logits
 
 
-def build(name: str, longest: int, tiny: bool) -> nn.Module:
+class SegmentedAttention(Attention):
+    """Attends inside the segments of one row, whose boundaries are set before each step."""
+
+    ends: Tensor
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = self.query_key_value(hidden[0]).unflatten(-1, (3, self.heads, -1)).unbind(1)  # (T, H, D)
+        tokens = len(query)
+        attended = alibi_attention_varlen(query, key, value, self.ends, self.ends, tokens, tokens, self.slopes)
+        return self.project(attended.flatten(1))[None]
+
+
+def build(name: str, longest: int, tiny: bool) -> Any:
     """GPT-2 small with ALiBi in place of its position embeddings, or a Llama."""
-    if name == "llama":
+    if name == LLAMA:
         return Llama(longest, tiny)
     model = GPT(2, 2, 32) if tiny else GPT(12, 12, 768)
     model.embedding = nn.Embedding(100 if tiny else 50257, 32 if tiny else 768)
@@ -117,21 +121,28 @@ class Ramp:
         self.variant = variant
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.longest, batch_size, step_size = (32, 2, 8) if tiny else (1024, 16, 16)
-        self.model = build(model, self.longest, tiny).to(self.device)
-        if variant == "compiled":
+        self.model = build(model, self.longest, tiny)
+        self.segmented: list[SegmentedAttention] = []
+        if variant == SEGMENTS:
+            for block in self.model.blocks:
+                block.attention = SegmentedAttention(block.attention.heads, self.model.norm.normalized_shape[0])
+                self.segmented.append(block.attention)
+        self.model.to(self.device)
+        if variant == COMPILED:
             self.model.compile(backend="aot_eager" if tiny else "inductor")
-        capturable = variant in ("captured", "segments") and self.device.type == "cuda"
+        capturable = variant in (CAPTURED, SEGMENTS) and self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, capturable=capturable)
         self.ramp_steps = 2 * self.longest // step_size
-        duration = 0 if variant == "full" else self.ramp_steps
+        duration = 0 if variant == FULL_LENGTH else self.ramp_steps
         self.scheduler = SequenceLengthScheduler(8, self.longest, duration=duration, step_size=step_size)
         self.source = {"input_ids": torch.randint(100, (batch_size, self.longest), device=self.device)}
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else None
 
     def train(self, batch: Any) -> None:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            boundaries = [batch["cu_seq_lens_q"]] if self.variant == "segments" else []
-            logits = self.model(batch["input_ids"], *boundaries)  # kept in a variable, as warmup_allocator rehearses it
+            for attention in self.segmented:
+                attention.ends = batch["cu_seq_lens_q"]
+            logits = self.model(batch["input_ids"])  # kept in a variable, as warmup_allocator rehearses it
             loss = loss_of(logits, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -147,9 +158,9 @@ class Ramp:
 
     def step_of(self) -> Callable[[], None]:
         """One step at the current length."""
-        if self.variant == "segments":
+        if self.variant == SEGMENTS:
             return self._segments_step()
-        if self.variant != "captured":
+        if self.variant != CAPTURED:
             return lambda: self.train(self.scheduler.resize(self.source))
         buffers = BatchBuffers(self.source, self.longest)
         # The longest first: captured from the shortest on, the graphs of GPT-2 small did not fit on an H200.
@@ -201,10 +212,10 @@ class Ramp:
 
 def figures_of(model: str, variant: str, tiny: bool) -> dict[str, float]:
     ramp = Ramp(model, variant, tiny)
-    figures = ramp.warm_up() if variant in ("after", "compiled", "captured") else {}
+    figures = ramp.warm_up() if variant in (AFTER, COMPILED, CAPTURED) else {}
     start = time.perf_counter()
     step = ramp.step_of()
-    if variant in ("captured", "segments"):
+    if variant in (CAPTURED, SEGMENTS):
         figures["capture_seconds"] = time.perf_counter() - start
     before, seconds = device_allocations(), []
     with compilations() as compiled:
@@ -236,7 +247,7 @@ def stalls(seconds: list[float]) -> int:
 
 
 def device_goals(records: DeviceRecords) -> Iterator[Goal]:
-    for model in MODELS.values():
+    for model in (GPT2, LLAMA):
         ramps = {r.implementation: r.figures for r in records.of_stages("allocator").all if r.case == model}
         without = ramps.get(WITHOUT, {})
         for name in (AFTER, COMPILED, CAPTURED, SEGMENTS) if model == GPT2 else (AFTER, COMPILED):
@@ -255,8 +266,8 @@ def device_goals(records: DeviceRecords) -> Iterator[Goal]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("model", choices=(GPT2, LLAMA))
+    parser.add_argument("variant", choices=[variant for _, variant in RAMPS])
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)

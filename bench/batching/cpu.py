@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import pickle
@@ -13,22 +14,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tqdm import tqdm
-
 from seqwarm_kernels.data.batch_planning.plan import IntArray
 from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
 from seqwarm_kernels.data.padding import compare, histograms
 from seqwarm_kernels.data.samplers.sampler import LengthBatchSampler
 
-from ..common.records import write
+from ..common.records import lines_table, save, write
+from ..common.timing import repeat_in_turns
 from . import infinibatch
 from .corpora import TOKENIZERS, BenchCorpus, corpora, many_lengths
 from .files import BUDGET, WINDOW, stream
 from .report import (
     FIGURE_RECORDS,
-    GREEDY,
     INFINIBATCH,
-    INFINIBATCH_SHUFFLED,
     OURS,
     PACKED,
     PADDING,
@@ -38,16 +36,14 @@ from .report import (
     RESUMED,
     SAMPLER,
     STREAM,
-    BatchingRecord,
-    batching_table,
 )
 
 MILLION = 1_000_000
 
 
-def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
+def padding(corpus: BenchCorpus) -> Iterator[dict[str, Any]]:
     """Padding for each tokenizer: every way of batching in one window, and `BatchPlanner` in larger windows too."""
-    names = ("random batches", "sorted window", GREEDY, OURS, PACKED)
+    names = ("random batches", "sorted window", "infinibatch's rule", OURS, PACKED)
     for tokenizer in TOKENIZERS:
         lengths = corpus.lengths(tokenizer)
         for window in (WINDOW, 100_000, MILLION):
@@ -63,7 +59,7 @@ def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
                         "budget_used": found.budget_used or 0.0,
                     }
                     implementation = name if window == WINDOW else f"{name}, window {window:,}"
-                    yield BatchingRecord(PADDING, corpus.name, implementation, lengths.counted, figures)
+                    yield _line(PADDING, corpus, implementation, lengths.counted, figures)
 
 
 def figure_histograms(corpus: BenchCorpus) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def figure_histograms(corpus: BenchCorpus) -> dict[str, Any]:
     return histograms(lengths, compare(lengths, max_tokens=BUDGET, window=WINDOW), counted)
 
 
-def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[BatchingRecord]:
+def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[dict[str, Any]]:
     """Planning of a million lengths. The implementations take turns, so that other load affects all of them equally."""
     tokens, counted = corpus.lengths(tokenizer)
     lengths = many_lengths(tokens, MILLION, BUDGET)
@@ -86,16 +82,26 @@ def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[Batch
     if infinibatch.installed():
         listed, count = lengths.tolist(), _plan(lengths, planner, WINDOW)
         runs[INFINIBATCH] = lambda: _count(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=False))
-        runs[INFINIBATCH_SHUFFLED] = lambda: _count(
+        runs[f"{INFINIBATCH}, shuffled"] = lambda: _count(
             itertools.islice(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=True), count)
         )
-    for name, (batches, seconds) in _in_turn(runs, repeats).items():
+    timed = {name: functools.partial(_timed, run) for name, run in runs.items()}
+    for name, found in repeat_in_turns(timed, repeats, "implementations in turn").items():
+        batches, seconds = found[0][0], median(each for _, each in found)
         figures = {"items": MILLION, "batches": batches, "seconds": seconds, "batches_per_second": batches / seconds}
-        yield BatchingRecord(PLANNED, corpus.name, name, counted, figures, _version(name))
+        yield _line(PLANNED, corpus, name, counted, figures)
 
 
-def _version(name: str) -> str:
-    return infinibatch.version() if name.startswith(INFINIBATCH) else ""
+def _line(what: str, corpus: BenchCorpus, name: str, counted: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Args: counted: the unit that lengths are counted in."""
+    version = infinibatch.version() if name.startswith(INFINIBATCH) and what != PADDING else ""
+    found = {"what": what, "corpus": corpus.name, "implementation": name, "counted": counted}
+    return {**found, "figures": figures, "version": version}
+
+
+def _timed(run: Callable[[], int]) -> tuple[int, float]:
+    start = time.perf_counter()
+    return run(), time.perf_counter() - start
 
 
 def _plan(lengths: IntArray, planner: BatchPlanner, window: int) -> int:
@@ -111,19 +117,7 @@ def _count(batches: Any) -> int:
     return sum(1 for _ in batches)
 
 
-def _in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, tuple[int, float]]:
-    """Each function's result, and the median of its seconds."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    counts: dict[str, int] = {}
-    for _ in tqdm(range(repeats), desc="implementations in turn", disable=None):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            counts[name] = run()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: (counts[name], median(times)) for name, times in seconds.items()}
-
-
-def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
+def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Time to load a state that was taken after a million items, and to return the next batch."""
     lengths = many_lengths(corpus.lengths("bytes").tokens, 2 * MILLION, BUDGET)
 
@@ -156,7 +150,7 @@ def _resumed(
     save: Callable[[Any], Any],
     load: Callable[[Any, Any], None],
     repeats: int,
-) -> BatchingRecord:
+) -> dict[str, Any]:
     """Takes each state at another position in its window.
 
     Args:
@@ -180,10 +174,10 @@ def _resumed(
         if batch != next(iterator):
             raise RuntimeError(f"{name} resumed at another batch")
     figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
-    return BatchingRecord(RESUMED, corpus.name, name, "bytes", figures, _version(name))
+    return _line(RESUMED, corpus, name, "bytes", figures)
 
 
-def run(found: list[BenchCorpus], repeats: int) -> Iterator[BatchingRecord]:
+def run(found: list[BenchCorpus], repeats: int) -> Iterator[dict[str, Any]]:
     """Padding on all corpora. Speed on the last corpus, which is the largest."""
     for corpus in found:
         yield from padding(corpus)
@@ -205,6 +199,5 @@ def main(arguments: argparse.Namespace) -> None:
         raise SystemExit("no text found: set SEQWARM_TEST_DATA, or pass a folder with --large")
     if not infinibatch.installed():
         print("The package infinibatch is not installed. It is not measured.")
-    path, records = write(RECORDS, run(found, arguments.repeats))
+    save(RECORDS, run(found, arguments.repeats), lines_table)
     write(FIGURE_RECORDS, [figure_histograms(found[-1])])
-    print(f"{batching_table(records)}\n\nwritten to {path}")

@@ -17,7 +17,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
 from seqwarm_kernels.data.files.reader import read_chunk
@@ -25,20 +24,11 @@ from seqwarm_kernels.data.loading.collate import PaddedCollator
 from seqwarm_kernels.data.samplers.stream import LengthBatchStream
 from seqwarm_kernels.data.sources import chunk_source
 
-from ..common.records import write
-from ..common.timing import quartiles
+from ..common.records import save
+from ..common.timing import quartiles, repeat_in_turns
 from . import infinibatch
 from .corpora import BenchCorpus, corpora, count_bytes
-from .report import (
-    FILES_RECORDS,
-    INFINIBATCH,
-    INFINIBATCH_STORED,
-    STAGES,
-    STREAM,
-    STREAM_STORED,
-    FilesRecord,
-    files_table,
-)
+from .report import FILES_RECORDS, INFINIBATCH, STAGES, STREAM, files_table
 
 BUDGET, WINDOW = 16_384, 10_000
 
@@ -75,8 +65,8 @@ def pipelines(folder: Path) -> dict[str, Pipeline]:
     found = {
         STREAM: Pipeline(partial(stream, folder, stored_lengths=False), str),
         INFINIBATCH: Pipeline(partial(over_chunks, stored_lengths=False), str),
-        STREAM_STORED: Pipeline(partial(stream, folder, stored_lengths=True), itemgetter(0)),
-        INFINIBATCH_STORED: Pipeline(partial(over_chunks, stored_lengths=True), itemgetter(0)),
+        f"{STREAM}, stored lengths": Pipeline(partial(stream, folder, stored_lengths=True), itemgetter(0)),
+        f"{INFINIBATCH}, stored lengths": Pipeline(partial(over_chunks, stored_lengths=True), itemgetter(0)),
     }
     return {name: each for name, each in found.items() if infinibatch.installed() or not name.startswith(INFINIBATCH)}
 
@@ -120,31 +110,24 @@ def _encode(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def measure(corpus: BenchCorpus, folder: Path, windows: int, repeats: int) -> Iterator[FilesRecord]:
-    """The pipelines take turns, so that other load affects all of them equally."""
-    found = pipelines(folder)
-    runs: dict[str, list[Run]] = {name: [] for name in found}
-    for _ in tqdm(range(repeats), desc="pipelines in turn", disable=None):
-        for name, pipeline in found.items():
-            runs[name].append(run(pipeline, windows))
-    for name, each in runs.items():
+def measure(corpus: BenchCorpus, folder: Path, windows: int, repeats: int) -> Iterator[dict[str, Any]]:
+    runs = {name: partial(run, pipeline, windows) for name, pipeline in pipelines(folder).items()}
+    for name, each in repeat_in_turns(runs, repeats, "pipelines in turn").items():
         cpu = quartiles([sum(one.clock.seconds.values()) for one in each])
         wall = quartiles([one.wall_seconds for one in each])
-        stages = {stage: quartiles([one.clock.seconds[stage] for one in each]).median for stage in STAGES}
-        version = infinibatch.version() if name.startswith(INFINIBATCH) else ""
-        yield FilesRecord(
-            corpus.name,
-            name,
-            windows * WINDOW,
-            each[0].batches,
-            cpu.median,
-            cpu.iqr,
-            wall.median,
-            wall.iqr,
-            stages,
-            repeats,
-            version,
-        )
+        yield {
+            "corpus": corpus.name,
+            "implementation": name,
+            "items": windows * WINDOW,
+            "batches": each[0].batches,
+            "cpu_seconds": cpu.median,
+            "cpu_iqr": cpu.iqr,
+            "wall_seconds": wall.median,
+            "wall_iqr": wall.iqr,
+            "stages": {stage: quartiles([one.clock.seconds[stage] for one in each]).median for stage in STAGES},
+            "repeats": repeats,
+            "version": infinibatch.version() if name.startswith(INFINIBATCH) else "",
+        }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,5 +141,4 @@ def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus.write_chunks(Path(folder), BUDGET)
         windows = math.ceil(len(corpus.items) / WINDOW)
-        path, records = write(FILES_RECORDS, measure(corpus, Path(folder), windows, arguments.repeats))
-    print(f"{files_table(records)}\n\nwritten to {path}")
+        save(FILES_RECORDS, measure(corpus, Path(folder), windows, arguments.repeats), files_table)

@@ -27,9 +27,9 @@ from seqwarm_kernels.data import (
     TokenSource,
 )
 
-from ..common.records import write
+from ..common.records import save
 from ..common.timing import memory_bytes, quartiles
-from .sources_report import LARGE_RECORDS, LargeCorpusRecord, large_corpus_table
+from .report import LARGE_RECORDS, large_corpus_table
 from .token_corpus import END_TOKEN, conditions, document_lengths, drop_from_cache, write_flat
 
 BUDGET, WINDOW = 16_384, 10_000
@@ -115,25 +115,25 @@ def _measured(function: Callable[..., dict[str, float]], arguments: tuple[Any, .
     }
 
 
-def measure(path: Path, tokens: int, repeats: int) -> Iterator[LargeCorpusRecord]:
+def measure(path: Path, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     lengths = document_lengths(tokens)
     states, documents = path.with_suffix(".states.json"), len(lengths)
 
-    def record(what: str, cache: str, runs: list[dict[str, float]]) -> LargeCorpusRecord:
+    def line(what: str, cache: str, runs: list[dict[str, float]]) -> dict[str, Any]:
         times = quartiles([run["seconds"] for run in runs])
         figures = {name: quartiles([run[name] for run in runs]).median for name in runs[0] if name != "seconds"}
-        most = max(run["peak_megabytes"] for run in runs)
-        return LargeCorpusRecord(
-            what,
-            tokens,
-            documents,
-            cache,
-            times.median,
-            times.iqr,
-            {**figures, "peak_megabytes": most},
-            len(runs),
-            conditions(),
-        )
+        figures["peak_megabytes"] = max(run["peak_megabytes"] for run in runs)
+        return {
+            "what": what,
+            "tokens": tokens,
+            "documents": documents,
+            "cache": cache,
+            "seconds": times.median,
+            "iqr": times.iqr,
+            "figures": figures,
+            "repeats": len(runs),
+            "conditions": conditions(),
+        }
 
     def repeated(cache: str, run: Callable[[int], dict[str, float]]) -> list[dict[str, float]]:
         found = []
@@ -149,13 +149,13 @@ def measure(path: Path, tokens: int, repeats: int) -> Iterator[LargeCorpusRecord
         return in_process(first_batch, path)
 
     for cache in ("cold", "warm"):
-        yield record("first batch, documents not searched yet", cache, repeated(cache, search))
+        yield line("first batch, documents not searched yet", cache, repeated(cache, search))
     for cache in ("cold", "warm"):
-        yield record("first batch", cache, repeated(cache, lambda _: in_process(first_batch, path)))
-    yield record("plan of an epoch", "warm", repeated("warm", lambda _: in_process(planned, path)))
-    yield record("half an epoch", "warm", [in_process(served, path, states, repeats)])
+        yield line("first batch", cache, repeated(cache, lambda _: in_process(first_batch, path)))
+    yield line("plan of an epoch", "warm", repeated("warm", lambda _: in_process(planned, path)))
+    yield line("half an epoch", "warm", [in_process(served, path, states, repeats)])
     for cache in ("cold", "warm"):
-        yield record("resume", cache, repeated(cache, lambda number: in_process(resumed, path, states, number)))
+        yield line("resume", cache, repeated(cache, lambda number: in_process(resumed, path, states, number)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,5 +166,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_flat(Path(folder) / "train.bin", document_lengths(arguments.tokens))
-        written, records = write(LARGE_RECORDS, measure(path, arguments.tokens, arguments.repeats))
-    print(f"{large_corpus_table(records)}\n\nwritten to {written}")
+        save(LARGE_RECORDS, measure(path, arguments.tokens, arguments.repeats), large_corpus_table)

@@ -23,9 +23,9 @@ from tqdm import tqdm
 
 from seqwarm_kernels.data import ChunkSource, MDSSource, MegatronSource, ParquetSource, TokenSource, write_chunks
 
-from ..common.records import write
+from ..common.records import save
 from ..common.timing import quartiles
-from .sources_report import CACHES, ORDERS, READERS_RECORDS, ReaderRecord, readers_table
+from .report import CACHES, ORDERS, READERS_RECORDS, readers_table
 from .token_corpus import conditions, document_lengths, drop_from_cache, token_parts
 
 Documents = list[NDArray[np.uint16]]
@@ -175,7 +175,7 @@ FORMATS = (
 )
 
 
-def measure(tokens: int, repeats: int) -> Iterator[ReaderRecord]:
+def measure(tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     """The readers of a format take turns, so that other load affects all of them equally."""
     lengths = document_lengths(tokens)
     bounds = np.append(0, np.cumsum(lengths)).tolist()
@@ -190,7 +190,7 @@ def measure(tokens: int, repeats: int) -> Iterator[ReaderRecord]:
             yield from _measured(each, Path(folder), len(documents), tokens, repeats)
 
 
-def _measured(each: Format, folder: Path, count: int, tokens: int, repeats: int) -> Iterator[ReaderRecord]:
+def _measured(each: Format, folder: Path, count: int, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     readers = each.readers(folder, count)
     for order in ORDERS:
         for cache in CACHES:
@@ -202,10 +202,19 @@ def _measured(each: Format, folder: Path, count: int, tokens: int, repeats: int)
                     seconds[reader.name].append(_timed(reader, order == "shuffled", repeat, tokens))
             for reader in readers:
                 times = quartiles(seconds[reader.name])
-                yield ReaderRecord(
-                    *(each.name, reader.name, reader.version, order, cache, count, tokens),
-                    *(times.median, times.iqr, repeats, conditions()),
-                )
+                yield {
+                    "format": each.name,
+                    "reader": reader.name,
+                    "version": reader.version,
+                    "order": order,
+                    "cache": cache,
+                    "items": count,
+                    "tokens": tokens,
+                    "seconds": times.median,
+                    "iqr": times.iqr,
+                    "repeats": repeats,
+                    "conditions": conditions(),
+                }
 
 
 def _timed(reader: Reader, shuffled: bool, seed: int, tokens: int) -> float:
@@ -225,5 +234,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    written, records = write(READERS_RECORDS, measure(arguments.tokens, arguments.repeats))
-    print(f"{readers_table(records)}\n\nwritten to {written}")
+    save(READERS_RECORDS, measure(arguments.tokens, arguments.repeats), readers_table)

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import datasets
 import pyarrow
-from tqdm import tqdm
 
 from seqwarm_kernels.data import ChunkSource, ParquetSource, SequenceSource, write_chunks
 
-from ..common.records import write
-from ..common.timing import quartiles
+from ..common.records import save
+from ..common.timing import quartiles, repeat_in_turns
 from .corpora import corpora, count_bytes
-from .report import TEXT_FILES_RECORDS, TextFilesRecord, text_files_table
+from .report import TEXT_FILES_RECORDS, text_files_table
 
 ORDERS = {"file order": False, "shuffled": True}
 
@@ -68,8 +67,8 @@ def formats() -> list[Format]:
     ]
 
 
-def measure(copies: int, repeats: int) -> Iterator[TextFilesRecord]:
-    """The formats take turns, so that other load affects all of them equally. A chunk is one copy, in another order."""
+def measure(copies: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """A chunk is one copy, in another order."""
     corpus = next(corpora(None))
     lines, items = corpus.items, []
     for copy in range(copies):
@@ -78,22 +77,31 @@ def measure(copies: int, repeats: int) -> Iterator[TextFilesRecord]:
         folders = {each: Path(root, str(number)) for number, each in enumerate(formats())}
         for each, folder in folders.items():
             each.write(items, folder, len(lines))
-        times: dict[tuple[Format, str], list[float]] = {(each, order): [] for each in folders for order in ORDERS}
-        for _ in tqdm(range(repeats), desc="formats in turn", disable=None):
-            for each, order in times:
-                times[each, order].append(_read(each.open(folders[each], shuffle=ORDERS[order]), items))
-        for (each, order), found in times.items():
-            size = sum(path.stat().st_size for path in folders[each].rglob("*") if path.is_file())
+        names = {f"{each.name}, {order}": (each, order) for each in folders for order in ORDERS}
+        runs = {
+            name: partial(_read, partial(each.open, folders[each], shuffle=ORDERS[order]), items)
+            for name, (each, order) in names.items()
+        }
+        for name, found in repeat_in_turns(runs, repeats, "formats in turn").items():
+            each, order = names[name]
             seconds = quartiles(found)
-            yield TextFilesRecord(
-                *(f"{corpus.name}, {copies} times", each.name, each.version, order, len(items), size),
-                *(sum(map(count_bytes, items)), seconds.median, seconds.iqr, repeats),
-            )
+            yield {
+                "corpus": f"{corpus.name}, {copies} times",
+                "format": each.name,
+                "version": each.version,
+                "order": order,
+                "items": len(items),
+                "bytes": sum(path.stat().st_size for path in folders[each].rglob("*") if path.is_file()),
+                "text_bytes": sum(map(count_bytes, items)),
+                "seconds": seconds.median,
+                "iqr": seconds.iqr,
+                "repeats": repeats,
+            }
 
 
-def _read(source: Any, items: list[str]) -> float:
+def _read(open_source: Callable[[], Any], items: list[str]) -> float:
     """Seconds of CPU time of an epoch."""
-    start, found, tokens = time.process_time(), 0, 0
+    source, start, found, tokens = open_source(), time.process_time(), 0, 0
     for _, length in source:
         found, tokens = found + 1, tokens + length
     seconds = time.process_time() - start
@@ -109,5 +117,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     datasets.disable_progress_bars()
-    path, records = write(TEXT_FILES_RECORDS, measure(arguments.copies, arguments.repeats))
-    print(f"{text_files_table(records)}\n\nwritten to {path}")
+    save(TEXT_FILES_RECORDS, measure(arguments.copies, arguments.repeats), text_files_table)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 import seqwarm_kernels
 from seqwarm_kernels.cli.info import cpu_name
 from seqwarm_kernels.utils.files import PARTIAL_SUFFIX
+
+from .timing import Call, measure_in_turns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -83,6 +86,31 @@ def write(name: str, records: Iterable[Any], *, quick: bool = False) -> tuple[Pa
     return path, written
 
 
+def save(name: str, records: Iterable[Any], *tables: Callable[[list[Any]], str], quick: bool = False) -> None:
+    """Writes records as they are measured, and prints their tables."""
+    path, written = write(name, records, quick=quick)
+    print("\n\n".join([*(table(written) for table in tables), f"written to {path}"]))
+
+
+def add_seconds(parser: argparse.ArgumentParser, seconds: float) -> None:
+    parser.add_argument("--seconds", type=float, default=seconds, help="time of a record (default: %(default)s)")
+
+
+def in_turns(
+    operator: str,
+    case: str,
+    calls: Mapping[str, Call],
+    threads: int,
+    seconds: float,
+    facts: dict[str, Any],
+    errors: Mapping[str, float] | None = None,
+) -> Iterator[CpuRecord]:
+    """A record of each call. They take turns, so that all have the machine in the same states."""
+    for name, timing in measure_in_turns(calls, threads, seconds).items():
+        error = (errors or {}).get(name)
+        yield CpuRecord(operator, case, name, threads, timing.median, timing.iqr, error, facts)
+
+
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The environment and the records that `write` wrote."""
     first, *lines = path.read_text().splitlines()
@@ -91,6 +119,22 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def figures_text(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+
+
+def lines_table(lines: Sequence[dict[str, Any]]) -> str:
+    """A column for each name, and a row for each line."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    return markdown(names, ([_cell(line.get(name, "")) for name in names] for line in lines))
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, dict):
+        return figures_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def table(records: list[CpuRecord]) -> str:

@@ -7,16 +7,17 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.utils.benchmark import Timer
+from tqdm import tqdm
 
 Call = Callable[[], object]
+Result = TypeVar("Result")
 QUEUED = 20  #: calls launched ahead of the device; more would fill its queue
 ROUNDS = 5  #: of calls that take turns
 DEVICE_MILLISECONDS = 100.0  #: of measuring on the device
-WARM_UP_CALLS = 100  #: before single calls are timed
 
 
 class Timing(NamedTuple):
@@ -32,12 +33,6 @@ class Timing(NamedTuple):
         return self.high - self.low
 
 
-def measure_cpu(call: Call, threads: int, seconds: float) -> Timing:
-    """Times blocks of calls that take `seconds` together, after a warm-up."""
-    timer = Timer("call()", globals={"call": call}, num_threads=threads)
-    return quartiles([1e3 * each for each in timer.blocked_autorange(min_run_time=seconds).times])
-
-
 def measure_in_turns(calls: Mapping[str, Call], threads: int, seconds: float) -> dict[str, Timing]:
     """Times calls that take turns, each for `seconds` together: all have the machine in the same states."""
     timers = {name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in calls.items()}
@@ -48,16 +43,13 @@ def measure_in_turns(calls: Mapping[str, Call], threads: int, seconds: float) ->
     return {name: quartiles(found) for name, found in times.items()}
 
 
-def measure_single_calls(calls: Mapping[str, Call], rounds: int = 1000) -> dict[str, Timing]:
-    """Times each of `rounds` calls, which take turns, after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(WARM_UP_CALLS + rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if number >= WARM_UP_CALLS:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: quartiles(found) for name, found in times.items()}
+def repeat_in_turns(runs: Mapping[str, Callable[[], Result]], repeats: int, desc: str) -> dict[str, list[Result]]:
+    """What the runs return, which take turns: all have the machine in the same states."""
+    found: dict[str, list[Result]] = {name: [] for name in runs}
+    for _ in tqdm(range(repeats), desc=desc, disable=None):
+        for name, run in runs.items():
+            found[name].append(run())
+    return found
 
 
 def measure_device(call: Call) -> Timing:

@@ -25,10 +25,9 @@ import torch
 
 from ..common.processes import Program
 from ..common.records import RESULTS, ROOT
-from . import pytest_records
+from . import pytest_records, report
 from .records import STEPS, Recorder, append, begin, read_device_records, read_folder
 from .steps import ESSENTIAL, FIRST, NEED_A_GPU, PROFILES, SANITIZERS, step_record
-from .summary import summary
 
 PYTHON = [sys.executable, "-m"]
 
@@ -89,7 +88,7 @@ def main(arguments: argparse.Namespace) -> None:
         run.everything()
     finally:
         Recorder(run.records, 0.0)  # records the measurement that was running when the time was over
-        print("\n".join(["", *summary(read_folder(folder)[1])]))
+        print(f"\n{report.device_report(read_folder(folder)[1])}")
         print(f"{'dry run on a CPU: the figures are meaningless; ' if tiny else ''}records and logs: {folder}")
 
 
@@ -116,9 +115,9 @@ class Run:
             with ThreadPoolExecutor(2) as pool:
                 list(pool.map(lambda run: run(), [self.tests] if self.selection else [self.sanitizers, self.tests]))
         if set(_COMPARED) & self.part.stages.keys():
-            self.precompile("bench.alibi_attention.precompile")
+            self.precompile("attention")
         if "hopper" in self.part.stages and not self.tiny:
-            self.precompile("bench.alibi_attention.hopper")
+            self.precompile("hopper")
         if "tuned" in self.part.stages:
             self.steps(PROFILES, _STEP_SECONDS)
         start, shares = time.monotonic(), sum(self.part.stages.values())
@@ -150,6 +149,7 @@ class Run:
 
     def tests(self) -> None:
         command = [*PYTHON, "pytest", "-p", "bench.gpu.pytest_records", "-p", "no:cacheprovider"]
+        command += ["-o", f"faulthandler_timeout={_STEP_SECONDS}"]
         if self.tiny:
             command += ["tests/ops/test_attention_kernels.py", "-k", "native-float32 and small", "--maxfail", "1"]
         else:
@@ -158,7 +158,7 @@ class Run:
             if importlib.util.find_spec("xdist"):
                 command += ["--numprocesses", str(_TOGETHER)]
         end = self.end - 15
-        environment = _NO_POOL | pytest_records.environment(self.records, end - time.monotonic())
+        environment = _NO_POOL | {"SEQWARM_RECORDS": str(self.records)}
         start = time.monotonic()
         outcome, text, code = self._finish("pytest", command, end + 10, **environment)
         pytest_records.add_unfinished(self.records)
@@ -166,12 +166,12 @@ class Run:
 
     # ---- measurements
 
-    def precompile(self, module: str) -> None:
+    def precompile(self, part: str) -> None:
         """Compiles slow kernels in several processes, so that the stages find them in the caches on disk."""
         shares, end = (1, self.end) if self.tiny else (_TOGETHER, time.monotonic() + _STEP_SECONDS)
 
         def compile_share(share: int) -> None:
-            command = [*PYTHON, module, str(share), str(shares)]
+            command = [*PYTHON, "bench.alibi_attention.precompile", part, str(share), str(shares)]
             self._finish(f"precompile {share}", command, end, **_NO_POOL)
 
         with ThreadPoolExecutor(shares) as pool:

@@ -1,19 +1,17 @@
 """A pytest plugin: the outcome of each test is a record, written when the test ends. It works with and without xdist.
 
-`SEQWARM_RECORDS` names the file of records. At the time.time() of `SEQWARM_TESTS_END` each process writes the lines
-that its threads are at. Once the processes are ended, `add_unfinished` records the tests that were running or not run.
+`SEQWARM_RECORDS` names the file of records. Once the processes are ended, `add_unfinished` records the tests that were
+running or not run; pytest's `faulthandler_timeout` prints where a test hangs.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import functools
 import json
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +21,8 @@ from .records import TESTS, DeviceRecord, append, read_device_records
 _MOST_TRACEBACK = 12000  # characters in a record
 
 
-def environment(records: Path, seconds: float) -> dict[str, str]:
-    """The variables for pytest."""
-    return {"SEQWARM_RECORDS": str(records), "SEQWARM_TESTS_END": str(time.time() + seconds)}
-
-
-def _beside(records: Path, suffix: str) -> Path:
-    return records.with_suffix(f".{suffix}")
+def _state_beside(records: Path) -> Path:
+    return records.with_suffix(".state")
 
 
 def _record(test: str, seconds: float, failure: str | None = None, text: str = "") -> DeviceRecord:
@@ -41,41 +34,25 @@ def _record(test: str, seconds: float, failure: str | None = None, text: str = "
 
 
 def add_unfinished(records: Path) -> None:
-    """Records the tests without an outcome, and removes the files beside the records."""
-    state, files = _beside(records, "state"), sorted(records.parent.glob(f"{records.stem}.traceback*"))
-    traces = [file.read_text() for file in files]
+    """Records the tests without an outcome, and removes the file beside the records."""
+    state = _state_beside(records)
     lines = [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
     known = {record.case for record in read_device_records(records)[1] if record.stage == TESTS}
     started = {line["started"] for line in lines if "started" in line} - known
     collected = {test for line in lines for test in line.get("collected", ())} - known
     for test in sorted(started):
-        function = test.rpartition("::")[2].partition("[")[0]
-        text = "\n".join(trace for trace in traces if function in trace)
-        append(records, _record(test, 0.0, "running when the time was over", text))
+        append(records, _record(test, 0.0, "running when the time was over"))
     for test in sorted(collected - started):
         append(records, _record(test, 0.0, "not run: the time was over"))
-    for path in (state, *files):
-        path.unlink(missing_ok=True)
+    state.unlink(missing_ok=True)
 
 
 # ---- hooks. Reports of workers arrive in the main process, which alone has no PYTEST_XDIST_WORKER.
 
 
-def pytest_runtest_setup() -> None:
-    """Before each test, since pytest cancels the traceback when a test fails."""
-    seconds = float(os.environ["SEQWARM_TESTS_END"]) - time.time()
-    faulthandler.dump_traceback_later(max(0.1, seconds), file=_traceback_file())
-
-
-@functools.cache
-def _traceback_file() -> TextIO:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    return _beside(Path(os.environ["SEQWARM_RECORDS"]), f"traceback{worker}").open("w")
-
-
 def _write_state(**line: Any) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        with _beside(Path(os.environ["SEQWARM_RECORDS"]), "state").open("a") as file:
+        with _state_beside(Path(os.environ["SEQWARM_RECORDS"])).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

@@ -9,6 +9,7 @@ import argparse
 import faulthandler
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -17,15 +18,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqwarm_kernels import alibi_attention, resize_batch
+from seqwarm_kernels import BatchBuffers, alibi_attention, resize_batch
 from seqwarm_kernels.cli.info import launcher_problem
 from seqwarm_kernels.ops import backends
-from seqwarm_kernels.self_check.calls import CALLS, METHODS, Attention, Call, PackedAttention
+from seqwarm_kernels.self_check.calls import CALLS, Attention, Call
 from seqwarm_kernels.self_check.exact import Exact
 
 from ..common.records import ROOT
@@ -66,10 +66,14 @@ def kernels(device: torch.device) -> None:
 # ---- results
 
 
-def compare(operator: str, call: Call, device: torch.device) -> None:
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def compare(operator: str, call: Call, device: torch.device, backend: str | None = None) -> None:
     """Compares a call with the reference in float64."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    backend = backends.choose(operator, device.type, None, dtype)
+    dtype = _dtype(device)
+    backend = backends.choose(operator, device.type, backend, dtype)
     found = list(call.compare(backend, device.type, dtype))
     print(operator, backend, dtype, *found, sep="\n", flush=True)
     wrong = [str(comparison) for comparison in found if not comparison.within()]
@@ -78,7 +82,7 @@ def compare(operator: str, call: Call, device: torch.device) -> None:
 
 def forward(device: torch.device) -> None:
     """The smallest forward with bulk copies."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = _dtype(device)
     tensors = [torch.randn(1, 1, 128, 64, device=device).to(dtype) for _ in range(3)]
     out = alibi_attention(*tensors)
     exact = Exact(lambda given: [alibi_attention(*given, backend="reference")], tensors)
@@ -95,23 +99,12 @@ def boundary_length(length: int, device: torch.device) -> None:
 
 
 def _inputs(device: torch.device, length: int) -> list[Tensor]:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return [torch.randn(2, 2, length, 64, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    return [torch.randn(2, 2, length, 64, device=device).to(_dtype(device)).requires_grad_() for _ in range(3)]
 
 
 def _results(inputs: list[Tensor]) -> list[Tensor]:
     out = alibi_attention(*inputs)
     return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
-
-
-def _attention(**options: Any) -> Step:
-    return functools.partial(compare, "alibi_attention", Attention(**options))
-
-
-def resizing(device: torch.device) -> None:
-    for operator in ("resize_batch", "resize_batch_out"):
-        for method in METHODS:
-            compare(operator, CALLS[operator][method], device)
 
 
 # ---- streams, graphs, compilers
@@ -168,17 +161,25 @@ def no_synchronization(device: torch.device) -> None:
 # ---- sanitizers
 
 
-def sanitize(tool: str | None, device: torch.device) -> None:
-    """A small call of every kernel under a tool of compute-sanitizer, or without one."""
-    command = [sys.executable, "-m", "bench.gpu.sanitize"]
-    if tool is None:
-        subprocess.run(command, cwd=ROOT, check=True)
-        return
+def every_kernel(device: torch.device) -> None:
+    """Small calls of every operator by each of its backends, and a batch in pinned memory."""
+    for operator, backend in itertools.product(CALLS, ("native", "triton")):
+        if backends.why_not(operator, backend, device.type, _dtype(device)) is None:
+            for call in CALLS[operator].values():
+                compare(operator, call, device, backend)
+    if device.type == "cuda":
+        pinned = {"input_ids": torch.arange(70).view(7, 10).pin_memory()}
+        resize_batch(pinned, 4, out=BatchBuffers(pinned, 4, device=device))
+
+
+def sanitize(tool: str, device: torch.device) -> None:
+    """The same under a tool of compute-sanitizer."""
+    code = "import torch; from bench.gpu.steps import every_kernel; every_kernel(torch.device('cuda'))"
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "20", "--error-exitcode", "9"]
     # The tool sees torch's memory pool as one block, and would miss accesses outside of a tensor.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    subprocess.run([program, *options, *command], cwd=ROOT, check=True, env=environment)
+    subprocess.run([program, *options, sys.executable, "-c", code], cwd=ROOT, check=True, env=environment)
 
 
 _FORWARD = """
@@ -203,33 +204,17 @@ ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_ke
 FIRST: dict[str, Step] = {
     "packages": packages,
     "forward": forward,
-    "forward and backward": _attention(lengths=(128, 128), heads=(1, 1)),
-    "token-major": _attention(token_major=True),
-    "packed": functools.partial(compare, "alibi_attention_varlen", PackedAttention()),
-    "packed, full": functools.partial(compare, "alibi_attention_varlen", PackedAttention({"causal": False})),
-    "grouped heads": _attention(heads=(8, 2)),
-    "1 token": _attention(lengths=(1, 1)),
-    "5 tokens": _attention(lengths=(5, 5)),
-    **{f"head_dim {head_dim}": _attention(head_dim=head_dim) for head_dim in (5, 80, 128, 256)},
     **{
         f"length {length}": functools.partial(boundary_length, length)
-        for length in (127, 128, 129, 511, 512, 513, 2049)
+        for length in (1, 5, 127, 128, 129, 511, 512, 513, 2049)
     },
-    "padding with NaN": _attention(masked=True),
-    "dropout 0.9": _attention(options={"dropout_p": 0.9}),
-    "window": _attention(options={"window": 50}),
-    "full, window": _attention(options={"window": 50, "causal": False}),
-    "segments": _attention(options={"segment_length": 40}),
-    "query_start": _attention(options={"query_start": 30}),
-    "resize_batch": resizing,
-    "moment_statistics": functools.partial(compare, "moment_statistics", CALLS["moment_statistics"]["34 tensors"]),
+    "every kernel": every_kernel,
     "another stream": another_stream,
     "captured graph": captured_graph,
     "torch.compile": compiled,
     "no synchronization": no_synchronization,
 }
 SANITIZERS: dict[str, Step] = {
-    "every kernel": functools.partial(sanitize, None),
     **{tool: functools.partial(sanitize, tool) for tool in ("memcheck", "racecheck", "initcheck")},
 }
 PROFILES: dict[str, Step] = {"profile of forward, D128": profile}

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_statistics
+from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor
 
-from ..common.records import CpuRecord, markdown, write
+from ..common.records import CpuRecord, markdown, save
 from ..common.timing import quartiles
-from .trainings import Training, exact_statistics, read_by_hand
+from .trainings import Training, read_by_hand, read_fused, relative_error
 
 RECORDS = "cpu_diagnostics"  #: name of the records file
 STEP, MONITOR, BY_HAND = "training step", "TrainingMonitor", ".item() of each tensor"
@@ -39,7 +39,9 @@ def measure_at(length: int, repeats: int) -> list[CpuRecord]:
                 means = _means(training, monitor)
                 for name in times if repeat else ():  # the first warms up
                     times[name].append(1e3 * means[name])
-    errors = _errors(training)
+    readers = {MONITOR: read_fused, BY_HAND: read_by_hand}
+    optimizer = training.optimizer
+    errors = {name: relative_error(optimizer, read(optimizer)) for name, read in readers.items()}
     case = f"{training.parameters / 1e6:.2f} M parameters, {ROWS} x {length} tokens"
     return [_record(case, name, times, errors.get(name), training.parameters, length) for name in times]
 
@@ -60,18 +62,6 @@ def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
             readers[name]()
             seconds[name] += time.perf_counter() - start
     return {name: total / READ_EVERY for name, total in seconds.items()}
-
-
-def _errors(training: Training) -> dict[str, float]:
-    exact = exact_statistics(training.optimizer)
-    found = {
-        MONITOR: [value.item() for value in moment_statistics(training.optimizer) if value is not None],
-        BY_HAND: read_by_hand(training.optimizer),
-    }
-    return {
-        name: max(abs(value - wanted) / wanted for value, wanted in zip(values, exact, strict=True))
-        for name, values in found.items()
-    }
 
 
 def _record(
@@ -105,5 +95,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     measured = (record for length in LENGTHS for record in measure_at(length, arguments.repeats))
-    path, records = write(RECORDS, measured)
-    print(f"{share_table(records)}\n\nwritten to {path}")
+    save(RECORDS, measured, share_table)

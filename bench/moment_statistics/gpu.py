@@ -6,11 +6,11 @@ import functools
 
 import torch
 
-from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
+from seqwarm_kernels.diagnostics import TrainingMonitor
 
 from ..common.timing import Call
 from ..gpu.records import Recorder
-from .trainings import Training, exact_statistics, read_by_hand
+from .trainings import Training, read_by_hand, read_fused, relative_error
 
 STEP, MONITORED, BY_HAND = "step", "step, TrainingMonitor", "step, .item() of each tensor"
 
@@ -30,13 +30,8 @@ def monitor(recorder: Recorder, device: torch.device, tiny: bool) -> None:
                 read_by_hand(training.optimizer)
 
         call()
-        found = [value.item() for value in moment_statistics(training.optimizer) if value is not None]
-        pairs = zip(found, exact_statistics(training.optimizer), strict=True)
-        figures = {
-            "parameters": float(training.parameters),
-            "error": max(abs(value - wanted) / wanted for value, wanted in pairs),
-        }
-        return call, figures
+        error = relative_error(training.optimizer, read_fused(training.optimizer))
+        return call, {"parameters": float(training.parameters), "error": error}
 
     for reading in (STEP, MONITORED, BY_HAND):
         measured = functools.partial(make, reading)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from seqwarm_kernels.demo.model import GPT, next_byte_loss
+from seqwarm_kernels.diagnostics import moment_statistics
 
 
 class Training:
@@ -63,3 +66,13 @@ def exact_statistics(optimizer: torch.optim.Optimizer) -> list[float]:
         max(tensor.max().item() for tensor in momentum),
         sum(tensor.square().sum().item() for tensor in gradients) ** 0.5,
     ]
+
+
+def relative_error(optimizer: torch.optim.Optimizer, found: Iterable[float]) -> float:
+    """The largest of the numbers, beside `exact_statistics`."""
+    return max(abs(value - exact) / exact for value, exact in zip(found, exact_statistics(optimizer), strict=True))
+
+
+def read_fused(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The numbers of TrainingMonitor, as it reads them."""
+    return [value.item() for value in moment_statistics(optimizer) if value is not None]

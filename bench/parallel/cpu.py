@@ -21,10 +21,9 @@ from seqwarm_kernels.attention.slopes import alibi_slopes
 from seqwarm_kernels.cli.exchanges import ContextSize, normal_widths
 from seqwarm_kernels.parallel import context_attention, halo_widths
 
-from ..common.records import write
+from ..common.records import save
 from .counting import ReceivedBytes
-from .records import RECORDS, Counted, HeadShares, Widths
-from .report import tables
+from .report import RECORDS, Counted, HeadShares, Widths, tables
 
 USUAL, FLAT = "usual", "flat"  #: slopes of a run
 LARGE = ContextSize(32, 32, 128, 2**17, 8)  #: the size of the goals
@@ -112,5 +111,4 @@ def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(RECORDS, run_all())
-    print(f"{tables([asdict(record) for record in records])}\n\nwritten to {path}")
+    save(RECORDS, run_all(), lambda records: tables(list(map(asdict, records))))

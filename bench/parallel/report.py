@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,17 +15,55 @@ from seqwarm_kernels.cli.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Conte
 from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
 from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
 
-from ..common.goals import Goal, goals_table
 from ..common.records import RESULTS, markdown, read
-from .records import RECORDS, Counted, HeadShares, Widths
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RECORDS = "cpu_many_devices"  #: name of the records file
 LENGTHS, RANKS = (2**13, 2**17, 2**20), (2, 4, 8, 16, 32, 64)
 GOAL_LENGTH, GOAL_RANKS, BALANCED_RANKS = 2**17, 8, 8
-_Record = TypeVar("_Record", Widths, Counted, HeadShares)
 _FIGURE_LENGTHS = [2**power for power in range(13, 21)]
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The halo of each key head, for one row of normal queries and keys."""
+
+    size: dict[str, Any]  #: of a ContextSize
+    score_std: float
+    widths: list[int]
+    what: str = "widths"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The bytes of keys, values and their gradients that one rank received in a run, and those of the formula."""
+
+    size: dict[str, Any]
+    slopes: str
+    widths: list[int]
+    rank: int
+    forward: int
+    backward: int
+    formula_forward: int
+    formula_backward: int
+    deciding: int  #: bytes of the sums that decide the widths
+    what: str = "counted"
+
+
+@dataclass(frozen=True)
+class HeadShares:
+    """The share of the visible keys that each head attends, from the steepest to the flattest slope."""
+
+    heads: int
+    head_dim: int
+    length: int
+    shares: list[float]
+    what: str = "shares"
+
+
+_Record = TypeVar("_Record", Widths, Counted, HeadShares)
 
 
 def report(lines: list[dict[str, Any]], figures: Path) -> str:
@@ -33,20 +72,7 @@ def report(lines: list[dict[str, Any]], figures: Path) -> str:
 
 
 def tables(lines: Sequence[dict[str, Any]]) -> str:
-    all_tables = (exchange_table, width_table, counted_table, balance_table)
-    return "\n\n".join([*(make(lines) for make in all_tables), goals_table(goals(lines))])
-
-
-def goals(lines: Sequence[dict[str, Any]]) -> Iterator[Goal]:
-    """Of the formula, with the widths of the largest run on as many ranks and heads."""
-    large = ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS)
-    found = (run for run in _counted(lines) if (run[0].heads, run[0].key_heads, run[0].ranks) == (32, 32, GOAL_RANKS))
-    widths = next((records[0].widths for _, records in found), None)
-    for name, goal in ((RING, 20), (ULYSSES, 4)):
-        fewer = None if widths is None else _fewer(large, widths)[name]
-        yield Goal(f"bytes in forward, times fewer than {name}", goal, fewer, "x", "counted at 16,384 tokens, 131,072")
-    agree = [records for _, records in _counted(lines) if all(map(_is_exact, records))]
-    yield Goal("runs whose bytes are those of the formula", len(_counted(lines)), len(agree))
+    return "\n\n".join(make(lines) for make in (exchange_table, width_table, counted_table, balance_table))
 
 
 # ---- tables
@@ -134,13 +160,6 @@ def _fewer_texts(volumes: dict[str, Volume | str]) -> list[str]:
     return ["" if isinstance(other, str) else f"{other.forward / halo.forward:.1f}" for other in others]
 
 
-def _fewer(size: ContextSize, widths: Sequence[int]) -> dict[str, float]:
-    """How many times as many bytes the others receive in forward."""
-    halo, ulysses = size.halo(widths).forward, size.ulysses()
-    assert isinstance(ulysses, Volume)
-    return {RING: size.ring().forward / halo, ULYSSES: ulysses.forward / halo}
-
-
 # ---- records
 
 
@@ -163,10 +182,6 @@ def _counted(lines: Sequence[dict[str, Any]]) -> list[tuple[ContextSize, list[Co
     for record in _of(Counted, lines):
         runs.setdefault(ContextSize(**record.size), []).append(record)
     return list(runs.items())
-
-
-def _is_exact(record: Counted) -> bool:
-    return (record.forward, record.backward) == (record.formula_forward, record.formula_backward)
 
 
 # ---- the figure

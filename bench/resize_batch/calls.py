@@ -1,11 +1,11 @@
-"""What a call on a small batch costs: resize_batch, packed batches, a scheduler's resize and an attached model."""
+"""What a call on a small batch costs: resize_batch, a scheduler's resize and an attached model."""
 
 from __future__ import annotations
 
 import argparse
-import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,22 +13,18 @@ from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 
-from ..common.goals import Goal, goals_table, worst
-from ..common.records import CpuRecord, cpu_kind, table, write
-from ..common.timing import Call, measure_single_calls
-from .implementations import BY_HAND, OURS, OURS_VIEWS, VIEWS, Batch
-from .packed import OPERATOR, by_operator, ours
-from .packed import make_batch as make_packed_batch
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.timing import Call
+from .implementations import BY_HAND, OURS, OURS_VIEWS, VIEWS, Batch, by_hand, views_of
 from .report import CALLS
 
 NAMES = ("input_ids", "labels", "attention_mask", "token_type_ids")
 #: rows, tokens, length
 SIZES = [(2, 128, 32), (8, 128, 64), (8, 1024, 256)]
-ROUNDS = 10_000
-SMALL = (3, 8, 128, 64)  #: tensors, rows, tokens, length of the batch that the goals are about
-PACKED_SIZES = [(8, 1024, 64), (16, 4096, 128)]  #: sequences, tokens, length
+SMALL = (3, 8, 128, 64)  #: tensors, rows, tokens, length of the batch that goes through all layers
 GATHER = "gather from the first valid token on"
 SCHEDULED, ATTACHED = "scheduler.resize", "call of an attached model"
+_Case = tuple[str, dict[str, Call], dict[str, Any]]  # with the facts of the case
 
 
 def make_batch(tensors: int, rows: int, tokens: int, side: str) -> Batch:
@@ -42,14 +38,6 @@ def make_batch(tensors: int, rows: int, tokens: int, side: str) -> Batch:
     return batch
 
 
-def _copies(batch: Batch, length: int) -> Batch:
-    return {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}
-
-
-def _views(batch: Batch, length: int) -> Batch:
-    return {name: tensor[:, :length] for name, tensor in batch.items()}
-
-
 def _gathered(batch: Batch, length: int) -> Batch:
     mask = batch["attention_mask"]
     first = mask.argmax(1, keepdim=True).clamp(max=mask.shape[1] - length)
@@ -57,59 +45,44 @@ def _gathered(batch: Batch, length: int) -> Batch:
     return {name: tensor.gather(1, positions) for name, tensor in batch.items()}
 
 
-_Cut = Callable[[Batch, int], Batch]
-
-
-def cases(tensors: int) -> Iterator[tuple[str, str, Mapping[str, _Cut]]]:
-    """The side of the padding, what is made, and the functions that make it, by hand first.
-
-    Slices of rows that are padded on the left keep the padding, and a view of such rows is refused.
-    """
-    yield "right", "copies", {BY_HAND: _copies, OURS: resize_batch}
-    yield "right", "views", {VIEWS: _views, OURS_VIEWS: functools.partial(resize_batch, copy=False)}
-    if "attention_mask" in NAMES[:tensors]:
-        yield "left", "copies", {BY_HAND: _copies, GATHER: _gathered, OURS: resize_batch}
-
-
 class Identity(nn.Module):
     def forward(self, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
         return batch
 
 
-def run(rounds: int = ROUNDS) -> Iterator[CpuRecord]:
+def run(seconds: float) -> Iterator[CpuRecord]:
     torch.set_num_threads(1)
-    yield from _rows(rounds)
-    yield from _packed(rounds // 10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the schedule is not stepped
-        yield from _layers(rounds)
+        for case, calls, facts in (*_rows(), _layers()):
+            yield from in_turns("resize_batch", case, calls, 1, seconds, facts)
 
 
-def _rows(rounds: int) -> Iterator[CpuRecord]:
+def _rows() -> Iterator[_Case]:
     for tensors in range(1, len(NAMES) + 1):
         for rows, tokens, length in SIZES:
-            for side, made, cuts in cases(tensors):
+            size = f"{tensors} x {rows} x {tokens} int64 to {length}"
+            for side in ("right", "left") if tensors >= 3 else ("right",):
                 batch = make_batch(tensors, rows, tokens, side)
-                _check(batch, length, cuts, side)
-                calls: dict[str, Call] = {name: functools.partial(cut, batch, length) for name, cut in cuts.items()}
-                case = f"{made}, {tensors} x {rows} x {tokens} int64 to {length}, padded {side}"
                 facts = {"tensors": tensors, "rows": rows, "tokens": tokens, "length": length, "padded": side}
-                yield from _records(case, calls, facts, rounds)
+                calls: dict[str, Call] = {
+                    BY_HAND: partial(by_hand, batch, length, "truncate"),  # keeps padding on the left
+                    OURS: partial(resize_batch, batch, length),
+                }
+                if side == "left":
+                    calls |= {GATHER: partial(_gathered, batch, length)}
+                _check(calls[GATHER if side == "left" else BY_HAND], calls[OURS])
+                yield f"copies, {size}, padded {side}", calls, facts
+                if side == "right":  # a view cannot leave out padding on the left
+                    views: dict[str, Call] = {
+                        VIEWS: partial(views_of, batch, length, "truncate"),
+                        OURS_VIEWS: partial(resize_batch, batch, length, copy=False),
+                    }
+                    _check(*views.values())
+                    yield f"views, {size}, padded {side}", views, facts
 
 
-def _packed(rounds: int) -> Iterator[CpuRecord]:
-    """Packed batches beside their operator, which includes the cut of sequences into pieces."""
-    for sequences, tokens, length in PACKED_SIZES:
-        batch = make_packed_batch(sequences, tokens)
-        calls: dict[str, Call] = {
-            name: functools.partial(cut, batch, length, "truncate")
-            for name, cut in ((OPERATOR, by_operator), (OURS, ours))
-        }
-        case = f"packed, 3 x {tokens} int64 in {sequences} sequences to {length}"
-        yield from _records(case, calls, {"sequences": sequences, "tokens": tokens, "length": length}, rounds)
-
-
-def _layers(rounds: int) -> Iterator[CpuRecord]:
+def _layers() -> _Case:
     """One small batch through resize_batch, a scheduler, and a model with the scheduler attached."""
     tensors, rows, tokens, length = SMALL
     batch = make_batch(tensors, rows, tokens, "right")
@@ -117,49 +90,23 @@ def _layers(rounds: int) -> Iterator[CpuRecord]:
     model = Identity()
     scheduler.attach(model)
     calls: dict[str, Call] = {
-        OURS: functools.partial(resize_batch, batch, length),
-        SCHEDULED: functools.partial(scheduler.resize, batch),
-        ATTACHED: functools.partial(model, **batch),
+        OURS: partial(resize_batch, batch, length),
+        SCHEDULED: partial(scheduler.resize, batch),
+        ATTACHED: partial(model, **batch),
     }
-    for call in calls.values():
-        torch.testing.assert_close(call(), _copies(batch, length), rtol=0, atol=0)
+    _check(partial(by_hand, batch, length, "truncate"), *calls.values())
     facts = {"tensors": tensors, "rows": rows, "tokens": tokens, "length": length}
-    yield from _records(f"layers, {tensors} x {rows} x {tokens} int64 to {length}", calls, facts, rounds)
+    return f"layers, {tensors} x {rows} x {tokens} int64 to {length}", calls, facts
 
 
-def _records(case: str, calls: Mapping[str, Call], facts: dict[str, Any], rounds: int) -> Iterator[CpuRecord]:
-    for name, timing in measure_single_calls(calls, rounds).items():
-        yield CpuRecord("resize_batch", case, name, 1, timing.median, timing.iqr, None, facts)
+def _check(expected: Call, *others: Call) -> None:
+    for call in others:
+        torch.testing.assert_close(call(), expected(), rtol=0, atol=0)
 
 
-def _check(batch: Batch, length: int, cuts: Mapping[str, _Cut], side: str) -> None:
-    """All must return the same tensors, apart from slices of rows that are padded on the left."""
-    results = [cut(batch, length) for name, cut in cuts.items() if side == "right" or name != BY_HAND]
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=0, atol=0)
-
-
-def goals(records: list[CpuRecord]) -> Iterator[Goal]:
-    times = {(record.case, record.implementation): record.median_ms for record in records}
-    small = "{} x {} x {} int64 to {}".format(*SMALL)
-    copies = f"copies, {small}, padded right"
-    yield _ratio(f"{OURS} vs {BY_HAND}", times, [copies], OURS, BY_HAND, 2)
-    packed = [case for case, name in times if name == OPERATOR]
-    yield _ratio(f"{OURS} of a packed batch vs {OPERATOR}, worst", times, packed, OURS, OPERATOR, 1.5)
-    for name, below, most in ((SCHEDULED, OURS, 5), (ATTACHED, SCHEDULED, 15)):
-        own, other = (times.get((f"layers, {small}", each)) for each in (name, below))
-        value = None if own is None or other is None else (own - other) * 1e3
-        yield Goal(f"{name} beyond {below}", most, value, "µs", small, at_most=True)
-
-
-def _ratio(
-    what: str, times: Mapping[tuple[str, str], float], cases: list[str], ours: str, other: str, most: float
-) -> Goal:
-    ratios = [(-times[case, ours] / times[case, other], case) for case in cases if (case, ours) in times]
-    ratio, where = worst(ratios)
-    return Goal(what, most, ratio and -ratio, "x", where, at_most=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_seconds(parser, 0.5)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(f"{CALLS}_{cpu_kind()}", run())
-    print(f"{table(records)}\n\n{goals_table(goals(records))}\n\nwritten to {path}")
+    save(f"{CALLS}_{cpu_kind()}", run(arguments.seconds), table)

@@ -10,11 +10,9 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from ..common.goals import goals_table
-from ..common.records import CpuRecord, table, write
-from ..common.timing import measure_cpu, measure_single_calls
+from ..common.records import CpuRecord, add_seconds, in_turns, save, table
 from .implementations import BY_HAND, OURS, Resizing, by_hand, implementations, problems
-from .report import RECORDS, SMALL_MEGABYTES, cpu_goals
+from .report import RECORDS
 
 #: tensors, rows, tokens, length
 SIZES = [
@@ -28,6 +26,7 @@ SIZES = [
     (2, 256, 32768, 8192),
     (16, 4096, 1024, 512),
 ]
+SMALL_MEGABYTES = 1.0  #: a smaller batch is resized so fast that the cost of the call itself counts
 #: Sizes that torch.compile is measured at as well. Each size needs a compilation of its own.
 COMPILED_AT = [SIZES[1], SIZES[6]]
 
@@ -49,24 +48,17 @@ def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
     returns it to the system depends on what the process did before, and new memory costs several times as much as a
     copy.
     """
-    work = []
+    work, thread_counts = [], sorted({torch.get_num_threads(), 1}, reverse=True)
     for problem in problems([SIZES[1], SIZES[6]] if quick else SIZES):
         size = (problem.tensors, problem.rows, problem.tokens)
         compiled = not quick and any(size == known[:3] for known in COMPILED_AT)
         names = list(implementations(problem, problem.batch("meta"), compiled=compiled))
-        together = [names] if _is_small(problem) else [[name] for name in names]
-        work += [Work(problem, some, threads, seconds) for threads in _thread_counts() for some in together]
+        is_small = problem.facts()["source_megabytes"] < SMALL_MEGABYTES
+        together = [names] if is_small else [[name] for name in names]
+        work += [Work(problem, some, threads, seconds) for threads in thread_counts for some in together]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for records in tqdm(pool.imap(_measure_in_process, work, chunksize=1), total=len(work), desc="resize_batch"):
             yield from records
-
-
-def _thread_counts() -> list[int]:
-    return sorted({torch.get_num_threads(), 1}, reverse=True)
-
-
-def _is_small(problem: Resizing) -> bool:
-    return problem.facts()["source_megabytes"] < SMALL_MEGABYTES
 
 
 def _measure_in_process(work: Work) -> list[CpuRecord]:
@@ -75,26 +67,19 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
     batch = problem.batch()
     makers = implementations(problem, batch, compiled=True)
     calls = {name: makers[name]() for name in work.names}
-    if _is_small(problem):
-        timings = measure_single_calls(calls)
-    else:
-        timings = {name: measure_cpu(call, work.threads, work.seconds) for name, call in calls.items()}
     expected = by_hand(batch, problem.length, problem.method)
     for name, call in calls.items():
         result: dict[str, torch.Tensor] = call()  # type: ignore[assignment]
         if any(not torch.equal(result[key].view_as(tensor), tensor) for key, tensor in expected.items()):
             raise RuntimeError(f"{name} returns another batch than {BY_HAND}")
-    return [
-        CpuRecord(OURS, problem.case(), name, work.threads, timing.median, timing.iqr, None, problem.facts())
-        for name, timing in timings.items()
-    ]
+    del expected, result
+    return list(in_turns(OURS, problem.case(), calls, work.threads, work.seconds, problem.facts()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=0.5, help="time of a record (default: %(default)s seconds)")
+    add_seconds(parser, 0.5)
     parser.add_argument("--quick", action="store_true", help="two sizes only, without torch.compile")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(RECORDS, run(arguments.seconds, arguments.quick), quick=arguments.quick)
-    print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")
+    save(RECORDS, run(arguments.seconds, arguments.quick), table, quick=arguments.quick)

@@ -123,21 +123,17 @@ _BY_HAND: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _views(batch: Batch, length: int, method: str) -> Batch | None:
+def views_of(batch: Batch, length: int, method: str) -> Batch | None:
     """Views of the batch, or None if strides cannot express the result of the method."""
-    if method == "truncate":
-        return {name: tensor[:, :length] for name, tensor in batch.items()}
-    if method == "reshape":
-        return {
-            name: tensor[:, : tensor.shape[1] // length * length].unflatten(1, (-1, length))
-            for name, tensor in batch.items()
-        }
-    if method == "flatten":
-        return {
-            name: tensor.view(-1)[: tensor.numel() // length * length].view(-1, length)
-            for name, tensor in batch.items()
-        }
-    return None
+    view = _VIEWS.get(method)
+    return None if view is None else {name: view(tensor, length) for name, tensor in batch.items()}
+
+
+_VIEWS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "truncate": lambda tensor, length: tensor[:, :length],
+    "reshape": lambda tensor, length: tensor[:, : tensor.shape[1] // length * length].unflatten(1, (-1, length)),
+    "flatten": lambda tensor, length: tensor.view(-1)[: tensor.numel() // length * length].view(-1, length),
+}
 
 
 def with_backend(implementation: str, backend: str | None) -> str:
@@ -163,7 +159,7 @@ def implementations(
         targets = list(by_hand(batch, length, method).values())
 
         def call() -> Batch:
-            views = _views(batch, length, method)
+            views = views_of(batch, length, method)
             assert views is not None
             shaped = [target.view(view.shape) for target, view in zip(targets, views.values(), strict=True)]
             torch._foreach_copy_(shaped, list(views.values()))
@@ -178,11 +174,11 @@ def implementations(
 
     makers: dict[str, Callable[[], Call]] = {with_backend(OURS, backend): new, with_backend(OURS_OUT, backend): out}
     makers[BY_HAND] = lambda: lambda: by_hand(batch, length, method)
-    if _views(batch, length, method) is not None:
+    if views_of(batch, length, method) is not None:
         makers[FOREACH] = foreach
     if compiled:
         makers[COMPILED] = compile_by_hand
     if method in ("truncate", "flatten"):  # the other methods always copy
         makers[OURS_VIEWS] = lambda: lambda: resize_batch(batch, length, copy=False, **options)
-        makers[VIEWS] = lambda: lambda: _views(batch, length, method)
+        makers[VIEWS] = lambda: lambda: views_of(batch, length, method)
     return makers

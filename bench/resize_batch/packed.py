@@ -17,16 +17,14 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
 
-from ..common.goals import Goal, goals_table, worst
-from ..common.records import CpuRecord, cpu_kind, table, write
-from ..common.timing import Call, measure_single_calls
+from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.timing import Call
 from .implementations import OURS
 from .report import PACKED
 
 #: sequences, tokens, length
 SIZES = [(8, 1024, 64), (16, 4096, 128), (64, 32768, 256), (2048, 32768, 8)]
 MODES = ("truncate", "reshape")  # the latter with remainder="pad", which loses nothing
-ROUNDS = 1000
 SLICES, INDEX, OPERATOR = "slices + cat", "index of each token", "seqwarm::resize_packed"
 
 PackedBatch = dict[str, Any]
@@ -92,7 +90,7 @@ _Cut = Callable[[PackedBatch, int, str], PackedBatch]
 IMPLEMENTATIONS: dict[str, _Cut] = {SLICES: by_slices, INDEX: by_index, OPERATOR: by_operator, OURS: ours}
 
 
-def run(rounds: int = ROUNDS) -> Iterator[CpuRecord]:
+def run(seconds: float) -> Iterator[CpuRecord]:
     torch.set_num_threads(1)
     for sequences, tokens, length in SIZES:
         for mode in MODES:
@@ -104,21 +102,12 @@ def run(rounds: int = ROUNDS) -> Iterator[CpuRecord]:
                 torch.testing.assert_close(call(), calls[SLICES](), rtol=0, atol=0)
             case = f"{mode}, 3 x {tokens} int64 in {sequences} sequences to {length}"
             facts = {"sequences": sequences, "tokens": tokens, "length": length, "mode": mode}
-            for name, timing in measure_single_calls(calls, rounds).items():
-                yield CpuRecord("resize_packed", case, name, 1, timing.median, timing.iqr, None, facts)
+            yield from in_turns("resize_packed", case, calls, 1, seconds, facts)
 
 
-def goals(records: list[CpuRecord]) -> Iterator[Goal]:
-    by_name = {(record.case, record.implementation): record for record in records}
-    for peer in (SLICES, INDEX):
-        ratio, where = worst(
-            (by_name[record.case, peer].median_ms / record.median_ms, record.case)
-            for record in records
-            if record.implementation == OPERATOR
-        )
-        yield Goal(f"{OPERATOR} vs {peer}, worst", 1, ratio, "x", where)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_seconds(parser, 0.5)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(f"{PACKED}_{cpu_kind()}", run())
-    print(f"{table(records)}\n\n{goals_table(goals(records))}\n\nwritten to {path}")
+    save(f"{PACKED}_{cpu_kind()}", run(arguments.seconds), table)

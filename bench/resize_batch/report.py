@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 RECORDS = "cpu_resize_batch"  #: name of the records file of the CPU benchmark
 CALLS = "cpu_resize_calls"  #: with a file for each kind of CPU
 PACKED = "cpu_resize_packed"  #: the same
-SMALL_MEGABYTES = 1.0  #: a smaller batch is resized so fast that the cost of the call itself counts
-LARGE_MEGABYTES = 64.0
 
 
 # ---- on a CPU
@@ -32,32 +30,8 @@ def _most_threads(records: list[CpuRecord]) -> list[CpuRecord]:
     return [record for record in records if record.threads == most]
 
 
-def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
-    threaded = _most_threads(records)
-    by_hand = {record.case: record for record in threaded if record.implementation == BY_HAND}
-    pairs = [(each, by_hand[each.case]) for each in threaded if each.implementation == OURS and each.case in by_hand]
-    ratio, where = worst(
-        (other.median_ms / ours.median_ms, ours.case)
-        for ours, other in pairs
-        if ours.facts["source_megabytes"] > LARGE_MEGABYTES
-    )
-    yield Goal(f"over {LARGE_MEGABYTES:.0f} MB, vs {BY_HAND}, worst", 1.5, ratio, "x", where)
-    small = [
-        ((ours.median_ms - other.median_ms) / max(0.1 * other.median_ms, 5e-3), ours.case)
-        for ours, other in pairs
-        if ours.facts["source_megabytes"] < SMALL_MEGABYTES
-    ]
-    slowest, where = max(small, default=(None, ""))
-    yield Goal(
-        f"under {SMALL_MEGABYTES:.0f} MB, time beyond {BY_HAND} as a share of 5 µs or of 10 % if that is more, worst",
-        1, slowest, "", where, at_most=True,
-    )  # fmt: skip
-
-
-def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
-    if not any(cpu_speeds(records, method) for method in METHODS):
-        return []
-    return [save_both(functools.partial(cpu_figure, records), folder / "cpu_resize_batch.png")]
+def draw_cpu(records: list[CpuRecord], folder: Path) -> Path:
+    return save_both(functools.partial(cpu_figure, records), folder / "cpu_resize_batch.png")
 
 
 def cpu_figure(records: list[CpuRecord]) -> Figure:

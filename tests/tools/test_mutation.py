@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tools.mutation import records, report, survivors, trial
+from tools.mutation import records, report, trial
 from tools.mutation.__main__ import ROOT, pending
 from tools.mutation.cpp_edits import cpp_edits
 from tools.mutation.mutants import Mutant, shuffled_mutants
@@ -122,10 +122,7 @@ def test_mutants_of_a_target_can_be_told_apart_and_keep_their_order(target):
     assert mutants == shuffled_mutants(ROOT, target.file)
     assert len({(mutant, mutant.apply(source)) for mutant in mutants}) == len(mutants) >= 10
     files = [
-        argument.partition("::")[0]
-        for run in (target.tests, *target.wider)
-        for argument in run.tests
-        if argument.startswith("tests/")
+        argument.partition("::")[0] for run in target.runs for argument in run.tests if argument.startswith("tests/")
     ]
     assert all((ROOT / file).exists() for file in files)
 
@@ -191,7 +188,7 @@ def test_tests_that_fail_without_a_mutant_are_an_error(project):
 
 
 @pytest.mark.slow
-def test_wider_tests_run_on_a_survivor(project):
+def test_all_runs_see_a_survivor(project):
     outcome = in_worker(project, tried, "comparison", ("test_ok.py",), ("test_all.py",))
     assert outcome.test == "test_all.py::test_count"
 
@@ -238,8 +235,8 @@ def test_page(monkeypatch):
     assert f"| `{target.file}` | 3 | 2 | 1 | 66.7% |" in page
     assert f"| `{TARGETS[1].file}` | | | | not yet measured |" in page
     assert "not explained yet" in page
-    reason = survivors.Reason(first.file, first.code, first.before, first.after, "Why it survives.")
-    monkeypatch.setattr(survivors, "REASONS", [reason])
+    reason = report.Reason(first.file, first.code, first.before, first.after, "Why it survives.")
+    monkeypatch.setattr(report, "REASONS", [reason])
     assert "Why it survives." in report.page(outcomes)
 
 
@@ -255,4 +252,4 @@ def test_each_reason_belongs_to_a_survivor():
         for mutant, outcome in records.read().items()
         if outcome.result == SURVIVED
     }
-    assert {entry[:4] for entry in survivors.REASONS} <= survived
+    assert {entry[:4] for entry in report.REASONS} <= survived

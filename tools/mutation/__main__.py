@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from . import records, report
 from .mutants import Mutant, shuffled_mutants
-from .records import NOT_BUILT, SURVIVED, Outcome
+from .records import NOT_BUILT, Outcome
 from .targets import TARGETS, Target
 from .trial import start_worker, try_mutant
 
@@ -26,7 +26,6 @@ def main() -> None:
     parser.add_argument("--only", metavar="REGEX", default="", help="files whose path matches this in a part")
     parser.add_argument("--limit", type=int, default=40, help="number of mutants of each file (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="number of processes (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="try survivors again, also with the wider tests")
     parser.add_argument("--report", action="store_true", help="only write the report")
     arguments = parser.parse_args()
     if not arguments.report:
@@ -35,30 +34,26 @@ def main() -> None:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(arguments.workers, context, start_worker, (ROOT, Path(scratch))) as executor:
                 for target in targets:
-                    try_file(executor, target, arguments.limit, arguments.again)
+                    try_file(executor, target, arguments.limit)
     (ROOT / report.PAGE).write_text(report.page(records.read()))
 
 
-def try_file(executor: ProcessPoolExecutor, target: Target, limit: int, again: bool) -> None:
+def try_file(executor: ProcessPoolExecutor, target: Target, limit: int) -> None:
     """Try the mutants of a file that have no outcome yet. Each outcome is written as soon as it is known."""
     mutants = shuffled_mutants(ROOT, target.file)
-    runs = [target.tests, *target.wider] if again else [target.tests]
-    known = {
-        mutant: outcome
-        for mutant, outcome in records.read().items()
-        if mutant.file == target.file and not (again and outcome.result == SURVIVED)
-    }
+    outcomes = records.read()
+    others = {mutant: outcome for mutant, outcome in outcomes.items() if mutant.file != target.file}
+    known = {mutant: outcomes[mutant] for mutant in mutants if mutant in outcomes}
     with tqdm(desc=target.file, total=0, unit=" mutants", dynamic_ncols=True) as bar:
         while waiting := pending(mutants, known, limit):
             bar.total += len(waiting)
-            futures = {executor.submit(try_mutant, mutant, runs): mutant for mutant in waiting}
+            futures = {executor.submit(try_mutant, mutant, target.runs): mutant for mutant in waiting}
             for future in as_completed(futures):
                 mutant, outcome = futures[future], future.result()
                 records.append(mutant, outcome)
                 known[mutant] = outcome
                 bar.update()
-    others = {mutant: outcome for mutant, outcome in records.read().items() if mutant.file != target.file}
-    records.rewrite(others | {mutant: known[mutant] for mutant in mutants if mutant in known})
+    records.rewrite(others | known)
 
 
 def pending(mutants: list[Mutant], known: Mapping[Mutant, Outcome], limit: int) -> list[Mutant]:

@@ -14,11 +14,9 @@ from pathlib import Path
 
 _LAUNCHER = Path(__file__).with_name("compile_for_this_cpu.sh")
 
-#: CMake's options of each build besides the common ones. Few optimizations compile soon.
+#: CMake's options of a build besides the common ones.
 _OPTIONS = {
-    "this CPU": {"CMAKE_CXX_FLAGS_MUTATION": "-O1"},
-    "AVX2": {"CMAKE_CXX_FLAGS_MUTATION": "-O1"},
-    "work": {"CMAKE_CXX_FLAGS_MUTATION": "-O1", "SEQWARM_COUNT_WORK": "ON"},
+    "work": {"SEQWARM_COUNT_WORK": "ON"},
     "sanitizers": {"CMAKE_CXX_FLAGS_MUTATION": "-O1 -g1", "SEQWARM_SANITIZE": "ON"},
 }
 
@@ -60,6 +58,7 @@ def _configure(folder: Path, build: str) -> None:
 
     options = {
         "CMAKE_BUILD_TYPE": "Mutation",
+        "CMAKE_CXX_FLAGS_MUTATION": "-O1",  # compiles soon
         "CMAKE_CXX_COMPILER_LAUNCHER": _LAUNCHER,
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind11.get_cmake_dir(),
@@ -68,7 +67,7 @@ def _configure(folder: Path, build: str) -> None:
         "SEQWARM_SHORT_CALLS": "ON",
         "SEQWARM_MODULE": _name(),
         "TORCH_INSTALL_PREFIX": os.path.dirname(torch.__file__),
-        **_OPTIONS[build],
+        **_OPTIONS.get(build, {}),
     }
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     definitions = [f"-D{name}={value}" for name, value in options.items()]

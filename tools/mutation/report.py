@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from .mutants import Mutant
 from .records import NOT_BUILT, SURVIVED, Outcome
-from .survivors import reason_of
 from .targets import TARGETS
 
 PAGE = "tools/mutation/scores.md"
@@ -15,17 +17,29 @@ _INTRODUCTION = """\
 # Mutants
 
 `make mutate` changes one place of a file at a time: a comparison, a sign, a number, a deleted statement, and so on.
-Each mutant runs through tests of its file, without those marked `exhaustive`. With `ARGS=--again`, survivors also run
-through what takes longer: wider tests, and for native attention builds with AMX (emulated), for AVX2, that count work,
-and with sanitizers. Not all have done so yet, and two died in the exhaustive test that their record names, which was
-run by hand. A mutant dies if a test fails or does not end in time. All others count as survivors, also those that no
-test can tell from the code. Mutants are drawn with a fixed seed; annotations, docstrings, messages and raise statements
-have none.
+Each mutant runs through tests of its file, without those marked `exhaustive`, until one fails. Native attention is also
+built with AMX (emulated), for AVX2, to count work, and with sanitizers. Not all survivors have run through all builds
+yet, and two died in the exhaustive test that their record names, which was run by hand. A mutant dies if a test fails
+or does not end in time. All others count as survivors, also those that no test can tell from the code. Mutants are
+drawn with a fixed seed; annotations, docstrings, messages and raise statements have none.
 
 `python -m tools.mutation --report` writes this page from `tools/mutation/records.jsonl`. A file that changed after its
 mutants were tried keeps its row until `make mutate` runs again. So do the outcomes of lines that a small change left as
 they were.
 """
+
+
+class Reason(NamedTuple):
+    """Why a mutant survives. It counts as a survivor also if no test can tell it from the code."""
+
+    file: str
+    code: str  #: the line, without its indentation
+    before: str
+    after: str
+    reason: str
+
+
+REASONS = [Reason(**json.loads(line)) for line in Path(__file__).with_name("reasons.jsonl").read_text().splitlines()]
 
 
 def page(outcomes: Mapping[Mutant, Outcome]) -> str:
@@ -54,7 +68,8 @@ def _survivors(tried: Mapping[Mutant, Outcome]) -> list[str]:
         if mutant.file != file:
             file = mutant.file
             lines += ["", f"**{file}**", ""]
-        reason = reason_of(mutant) or "not explained yet"
+        key = (mutant.file, mutant.code, mutant.before, mutant.after)
+        reason = next((entry.reason for entry in REASONS if entry[:4] == key), "not explained yet")
         lines.append(f"- line {mutant.line}, `{mutant.code}`: {_change(mutant)}. {reason}")
     return lines
 

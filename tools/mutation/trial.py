@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -65,18 +65,19 @@ def start_worker(root: Path, scratch: Path) -> None:
         importlib.import_module(module)
 
 
-def try_mutant(mutant: Mutant, runs: list[Run]) -> Outcome:
+def try_mutant(mutant: Mutant, runs: Sequence[Run]) -> Outcome:
     """Run pytest on the mutant until a test fails."""
-    limits = [_limit(run, mutant.is_compiled) for run in runs]
-    started = time.monotonic()
-    result, test = NOT_BUILT, None
-    with suppress(NotBuilt), _applied(mutant):
-        for run, limit in zip(runs, limits, strict=True):
+    result, test, seconds = NOT_BUILT, None, 0.0
+    for run in runs:
+        limit = _limit(run, mutant.is_compiled)
+        started = time.monotonic()
+        with suppress(NotBuilt), _applied(mutant):
             result, test = _run(run, limit, mutant.is_compiled)
-            if result != SURVIVED:
-                _kills[test] += 1
-                break
-    return Outcome(result, test, round(time.monotonic() - started, 1))
+        seconds += time.monotonic() - started
+        if result != SURVIVED:
+            _kills[test] += 1
+            break
+    return Outcome(result, test, round(seconds, 1))
 
 
 @functools.cache
