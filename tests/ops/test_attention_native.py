@@ -48,11 +48,14 @@ def check(tensors, slopes=None, **options):
 
 @pytest.mark.parametrize(
     "options",
-    first_fast([{}, {"causal": False}, {"window": 30}, {"window": 200, "causal": False}, {"segment_length": 50}]),
+    [
+        *first_fast([{}, {"causal": False}, {"window": 30}, {"window": 200, "causal": False}]),
+        {"segment_length": 100, "causal": False},
+    ],
     ids=str,
 )
 def test_many_blocks_of_keys(options):
-    """With a short view a thread holds only a few blocks at a time."""
+    """With a short view a thread holds only a few blocks at a time, and gradients of as many keys."""
     check(tensors_of(1100), skip_tolerance=0.0, **options)
 
 
@@ -73,6 +76,20 @@ def test_many_packed_sequences(causal, own_slopes):
         cu_seqlens_k=cu_seqlens,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
+    )
+
+
+def test_few_queries_of_many_packed_sequences():
+    """A tile of queries sees the keys of seven sequences, far more than the longest has."""
+    ends_q, ends_k = (torch.arange(31, dtype=torch.int32) * length for length in (10, 100))
+    tensors = [torch.randn(length, heads, 32) for length, heads in ((300, 2), (3000, 1), (3000, 1))]
+    check(
+        tensors,
+        attention=alibi_attention_varlen,
+        cu_seqlens_q=ends_q,
+        cu_seqlens_k=ends_k,
+        max_seqlen_q=10,
+        max_seqlen_k=100,
     )
 
 
@@ -197,6 +214,16 @@ def test_memory_for_keys_holds_those_in_sight(causal):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         alibi_attention(query, key, value, backend="native", window=16, causal=causal)
     assert max(allocations(profile)) < key.nbytes / 4
+
+
+@pytest.mark.parametrize("options", [{"window": 100}, {"segment_length": 200, "causal": False}], ids=str)
+def test_memory_for_gradients_holds_the_keys_in_sight(threads, options):
+    threads(1)  # with more, chunks hold the sums of all keys
+    leaves = [tensor.requires_grad_() for tensor in tensors_of(8192, heads=(1, 1))]
+    out = alibi_attention(*leaves, backend="native", **options)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        torch.autograd.grad(out, leaves, out)
+    assert max(allocations(profile)) <= leaves[1].nbytes
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])

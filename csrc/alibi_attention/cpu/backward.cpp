@@ -29,18 +29,31 @@ float* partial_of(const Problem& problem, const BackwardOutputs& outputs, const 
   return outputs.partial + index * 2 * partial_size(problem);
 }
 
+// The number of keys whose gradients an item sums at a time: for a chunk all, else as many as the queries of a tile may
+// see. The sums of a key are at its index modulo this number.
+int64_t held_keys(const Problem& problem, bool chunked) {
+  const int64_t all = round_up(problem.key_length, key_step);
+  const bool packed = problem.cu_seqlens_q != nullptr;
+  const int32_t *ends_q = problem.cu_seqlens_q, *ends_k = problem.cu_seqlens_k;
+  if (chunked || (packed && !std::equal(ends_q, ends_q + problem.num_sequences + 1, ends_k))) {
+    return all;
+  }
+  // Those of the first and of the last query, which may be in two segments or packed sequences.
+  const int64_t seen = 2 * (packed ? problem.longest : problem.widest_view) + most_queries;
+  return std::min(all, round_up(seen + 2 * key_step, most_keys));
+}
+
 template <typename T>
-void store_key_gradients(const Problem& problem, const BackwardOutputs& outputs, const Item& item, float* sums) {
+void store_key_gradients(
+    const Problem& problem, const BackwardOutputs& outputs, const Item& item, int64_t first, int64_t end,
+    float* grad_key, const float* grad_value) {
   const int64_t dims = padded_dims(problem);
-  for (int64_t key = 0; key < problem.key_length; ++key) {
-    float* grad_key = sums + key * dims;
+  for (int64_t key = first; key < end; ++key, grad_key += dims, grad_value += dims) {
     for (int64_t dim = 0; dim < dims; dim += lanes) {
       (Vec::loadu(grad_key + dim) * Vec(problem.scale)).store(grad_key + dim);
     }
     load_row(grad_key, outputs.grad_key.row<T>(item.batch, item.key_head, key), problem.head_dim, problem.head_dim);
-    load_row(
-        sums + partial_size(problem) + key * dims, outputs.grad_value.row<T>(item.batch, item.key_head, key),
-        problem.head_dim, problem.head_dim);
+    load_row(grad_value, outputs.grad_value.row<T>(item.batch, item.key_head, key), problem.head_dim, problem.head_dim);
   }
 }
 
@@ -82,7 +95,8 @@ class Backward {
         keep_(arena.take<float>(problem.dropout.active ? most_keys * width_ : 0)),
         grad_query_(arena.take<float>(dims_ * width_)),
         grad_query_rows_(arena.take<float>(dims_ * width_)),
-        sums_(arena.take<float>(chunked ? 0 : 2 * partial_size(problem))) {}
+        held_keys_(held_keys(problem, chunked)),
+        sums_(arena.take<float>(chunked ? 0 : 2 * held_keys_ * dims_)) {}
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Item& item) {
     hidden_ = hidden_keys_.open(problem_, item.batch);
@@ -90,23 +104,36 @@ class Backward {
     key_columns_.open(problem_.key, item.batch, item.key_head, hidden_);
     values_.open(problem_.value, item.batch, item.key_head, hidden_);
     grad_key_ = item.num_chunks == 1 ? sums_ : partial_of(problem_, outputs, item);
-    grad_value_ = grad_key_ + partial_size(problem_);
-    std::fill(grad_key_, grad_key_ + 2 * partial_size(problem_), 0.f);
+    grad_value_ = grad_key_ + held_keys_ * dims_;
+    std::fill(grad_key_, grad_key_ + 2 * held_keys_ * dims_, 0.f);
+    stored_ = 0;
     with_slopes_ = outputs.slope_rows != nullptr;
     const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
     const int64_t num_tiles = (problem_.query_length + width_ - 1) / width_;
+    // All heads of a tile before the next tile, so that its keys are not needed again.
     for (int64_t index = item.chunk; index < group_size * num_tiles; index += item.num_chunks) {
-      const int64_t head = item.key_head * group_size + index / num_tiles;
-      tile_ = place_queries(problem_, item.batch, head, index % num_tiles * width_);
+      const int64_t head = item.key_head * group_size + index % group_size;
+      tile_ = place_queries(problem_, item.batch, head, index / group_size * width_);
+      store_keys(outputs, item, tile_.any ? tile_.first_low / key_step * key_step : 0);
       differentiate(inputs);
       store(outputs);
     }
-    if (item.num_chunks == 1) {
-      store_key_gradients<T>(problem_, outputs, item, grad_key_);
-    }
+    store_keys(outputs, item, problem_.key_length);
   }
 
  private:
+  // Stores the gradients of the keys before `end`, which no later tile sees, and clears their sums for other keys.
+  void store_keys(const BackwardOutputs& outputs, const Item& item, int64_t end) {
+    for (; item.num_chunks == 1 && stored_ < end; stored_ += key_step) {
+      const int64_t last = std::min(stored_ + key_step, problem_.key_length);
+      float* grad_key = grad_key_ + stored_ % held_keys_ * dims_;
+      float* grad_value = grad_value_ + stored_ % held_keys_ * dims_;
+      store_key_gradients<T>(problem_, outputs, item, stored_, last, grad_key, grad_value);
+      std::fill_n(grad_key, key_step * dims_, 0.f);
+      std::fill_n(grad_value, key_step * dims_, 0.f);
+    }
+  }
+
   void differentiate(const BackwardInputs& inputs) {
     slope_terms_ = {};
     if (tile_.any) {
@@ -282,8 +309,9 @@ class Backward {
 
   void add_up(const Piece& piece, const Operands& scores) {
     const int64_t num_keys = piece.num_keys(), column = piece.column;
-    float* grad_key = grad_key_ + piece.begin * dims_;
-    float* grad_value = grad_value_ + piece.begin * dims_;
+    const int64_t place = piece.begin % held_keys_ * dims_;
+    float* grad_key = grad_key_ + place;
+    float* grad_value = grad_value_ + place;
     const Rows<P> grad_out = grad_out_.rows, query = query_.rows, keys = key_columns_.from(piece.begin);
     multiply(
         num_keys, dims_, piece.width, scores.weights + column, width_, grad_out.data + column * grad_out.ld,
@@ -331,7 +359,9 @@ class Backward {
   float* keep_;
   float* grad_query_;
   float* grad_query_rows_;
+  const int64_t held_keys_;
   float* sums_;
+  int64_t stored_;  // the gradients of the keys before this are stored
   float* grad_key_ = nullptr;
   float* grad_value_ = nullptr;
   const float* hidden_ = nullptr;
@@ -376,7 +406,10 @@ void sum_chunks(const Problem& problem, const BackwardOutputs& outputs, const It
       (Vec::loadu(sums + index) + Vec::loadu(sums + chunk * size + index)).store(sums + index);
     }
   }
-  with_types(problem, [&](auto input, auto) { store_key_gradients<decltype(input)>(problem, outputs, item, sums); });
+  with_types(problem, [&](auto input, auto) {
+    store_key_gradients<decltype(input)>(
+        problem, outputs, item, 0, problem.key_length, sums, sums + partial_size(problem));
+  });
 }
 
 }  // namespace CPU_CAPABILITY

@@ -51,8 +51,8 @@ class Forward {
     const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
     const int64_t num_tiles = (problem_.query_length + width_ - 1) / width_;
     for (int64_t index = item.chunk; index < group_size * num_tiles; index += item.num_chunks) {
-      const int64_t head = item.key_head * group_size + index / num_tiles;
-      tile_ = place_queries(problem_, item.batch, head, index % num_tiles * width_);
+      const int64_t head = item.key_head * group_size + index % group_size;
+      tile_ = place_queries(problem_, item.batch, head, index / group_size * width_);
       attend();
       store(outputs);
     }

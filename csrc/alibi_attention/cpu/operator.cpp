@@ -116,7 +116,6 @@ void set_common(
   problem.window = std::min(window.value_or(unbounded), unbounded);
   problem.causal = causal;
   problem.scale = static_cast<float>(scale);
-  problem.widest_view = std::min(problem.key_length, causal ? problem.window + 1 : 2 * problem.window + 1);
   problem.log2_tolerance = static_cast<float>(std::log2(skip_tolerance * (causal ? 1.0 : 0.5)));
   problem.streams = num_bytes(inputs.query) >= least_streamed_bytes;
   problem.dropout.active = dropout_seed.has_value();
@@ -136,6 +135,28 @@ void set_positions(Problem& problem, Inputs& inputs, const std::optional<Tensor>
     problem.query_start = inputs.query_start->const_data_ptr<int64_t>();
     problem.query_start_stride = inputs.query_start->numel() > 1 ? inputs.query_start->stride(0) : 0;
   }
+}
+
+int64_t longest_of(const Problem& problem) {
+  if (problem.cu_seqlens_q == nullptr) {
+    return std::min(std::max(problem.query_length, problem.key_length), problem.segment_length);
+  }
+  int64_t longest = 0;
+  for (int64_t index = 0; index < problem.num_sequences; ++index) {
+    for (const int32_t* ends : {problem.cu_seqlens_q, problem.cu_seqlens_k}) {
+      longest = std::max<int64_t>(longest, ends[index + 1] - ends[index]);
+    }
+  }
+  return longest;
+}
+
+// What follows from where sequences lie, which the rest describes.
+void set_views(Problem& problem, double skip_tolerance) {
+  const int64_t in_window = problem.causal ? problem.window + 1 : 2 * problem.window + 1;
+  problem.hides_keys = hides_keys(problem);
+  problem.longest = longest_of(problem);
+  problem.widest_view = std::min({problem.key_length, problem.longest, in_window});
+  problem.reach = skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
 }
 
 Problem describe(Inputs& inputs, const DenseOptions& options) {
@@ -158,9 +179,7 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
     problem.bound_head = inputs.key_norm_bound->stride(1);
   }
   problem.segment_length = std::min(options.segment_length.value_or(unbounded), unbounded);
-  problem.hides_keys = hides_keys(problem);
-  problem.widest_view = std::min(problem.widest_view, problem.segment_length);
-  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
+  set_views(problem, options.skip_tolerance);
   return problem;
 }
 
@@ -176,9 +195,7 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
   set_positions(problem, inputs, options.query_start);
   problem.used_keys = problem.cu_seqlens_k[problem.num_sequences];
-  problem.hides_keys = hides_keys(problem);
-  problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
-  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
+  set_views(problem, options.skip_tolerance);
   return problem;
 }
 

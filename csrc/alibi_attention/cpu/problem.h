@@ -66,6 +66,7 @@ struct Problem {
   int64_t query_offset;
   int64_t window;
   int64_t segment_length;
+  int64_t longest;      // of the rows, segments or packed sequences, in queries or keys
   int64_t widest_view;  // no query sees keys farther apart than this
   bool causal;
   bool hides_keys;  // no query sees some of the keys of a row or packed sequence, because of their positions

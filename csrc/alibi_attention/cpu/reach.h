@@ -11,7 +11,8 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// The largest squared norm of the keys in each block of most_keys.
+// The largest squared norm of the keys in each block of most_keys. It is found when first asked for, since attention to
+// these keys follows, which then finds them in caches.
 template <typename T>
 class KeyNorms {
  public:
@@ -19,21 +20,19 @@ class KeyNorms {
       : problem_(problem), norms_(arena.take<float>(padded_keys(problem.key_length) / most_keys)) {}
 
   void open(int64_t batch, int64_t key_head, const float* hidden) {
-    for (int64_t start = 0; problem_.reach && start < problem_.used_keys; start += most_keys) {
-      float largest = 0;
-      for (int64_t key = start; key < std::min(start + most_keys, problem_.used_keys); ++key) {
-        if (hidden == nullptr || hidden[key] == 0) {
-          largest = larger(largest, squared_norm(problem_.key.row<const T>(batch, key_head, key)));
-        }
-      }
-      norms_[start / most_keys] = largest;
-    }
+    batch_ = batch;
+    key_head_ = key_head;
+    hidden_ = hidden;
+    std::fill(norms_, norms_ + padded_keys(problem_.key_length) / most_keys, unknown);
   }
 
   // The largest norm of the keys in the blocks that overlap [begin, end).
   float largest(int64_t begin, int64_t end) const {
     float largest = 0;
     for (int64_t block = begin / most_keys; block * most_keys < end; ++block) {
+      if (norms_[block] == unknown) {
+        norms_[block] = find(block);
+      }
       largest = std::max(largest, norms_[block]);
     }
     return std::sqrt(largest);
@@ -42,6 +41,19 @@ class KeyNorms {
   float squared_norm(const T* vector) const { return dot(vector, vector, problem_.head_dim); }
 
  private:
+  static constexpr float unknown = -1;
+
+  float find(int64_t block) const {
+    float largest = 0;
+    const int64_t first = block * most_keys, end = std::min(first + most_keys, problem_.used_keys);
+    for (int64_t key = first; key < end; ++key) {
+      if (hidden_ == nullptr || hidden_[key] == 0) {
+        largest = larger(largest, squared_norm(problem_.key.row<const T>(batch_, key_head_, key)));
+      }
+    }
+    return largest;
+  }
+
   // NaN counts as infinite, so that its block is visited.
   static float larger(float largest, float norm) {
     return std::isnan(norm) ? infinity : std::max(largest, norm);
@@ -49,6 +61,9 @@ class KeyNorms {
 
   const Problem& problem_;
   float* norms_;
+  int64_t batch_;
+  int64_t key_head_;
+  const float* hidden_ = nullptr;
 };
 
 class Reach {

@@ -47,20 +47,8 @@ std::vector<Sequence> packed_sequences(const Problem& problem, int64_t most) {
   return sequences;
 }
 
-int64_t longest_of(const Problem& problem) {
-  if (problem.cu_seqlens_q == nullptr) {
-    return std::min(std::max(problem.query_length, problem.key_length), problem.segment_length);
-  }
-  int64_t longest = 0;
-  for (int64_t index = 0; index < problem.num_sequences; ++index) {
-    for (const int32_t* ends : {problem.cu_seqlens_q, problem.cu_seqlens_k}) {
-      longest = std::max<int64_t>(longest, ends[index + 1] - ends[index]);
-    }
-  }
-  return longest;
-}
-
-ShortProducts products_for(int64_t longest, const Problem& problem) {
+ShortProducts products_for(const Problem& problem) {
+  const int64_t longest = problem.longest;
   if (!problem.native_products) {
     return ShortProducts::Float;
   }
@@ -74,11 +62,10 @@ ShortProducts products_for(int64_t longest, const Problem& problem) {
 
 ShortSequences short_sequences_of(const Problem& problem) {
   ShortSequences found;
-  const int64_t longest = longest_of(problem);
-  found.products = products_for(longest, problem);
+  found.products = products_for(problem);
   const auto [step, width, most] = with_products(
       found.products, [](auto products) { return std::array{products.step, products.width, products.most}; });
-  if (longest > most) {
+  if (problem.longest > most) {
     return found;
   }
   found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem, most);
