@@ -60,12 +60,6 @@ class Plan:
         """(batches,) int64, items that begin in each batch. An item in several pieces counts once."""
         return self._sums(self.starts == 0)
 
-    def in_order(self, order: IntArray) -> Plan:
-        """The same batches in another order: batch `order[b]` becomes batch b."""
-        return Plan(
-            self.items, self.starts, self.lengths, self.begins[order], self.ends[order], self.padded_tokens[order]
-        )
-
     def _sums(self, values: NDArray[Any]) -> IntArray:
         """(batches,) int64, the sum of `values` over the pieces of each batch."""
         sums = np.zeros(len(values) + 1, dtype=np.int64)

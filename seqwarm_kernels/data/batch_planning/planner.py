@@ -112,18 +112,11 @@ class BatchPlanner:
         starts = starts if pieces is None else starts[order]
         lengths = lengths[order]
         begins, ends = boundaries[:-1], boundaries[1:]
-        plan = Plan(items, starts, lengths, begins, ends, self._padded_tokens(lengths, begins, ends))
-        if seeds is None:
-            return plan
-        # NumPy keeps seed sequences stable across versions, so a state stays valid after an upgrade of NumPy.
-        return plan.in_order(np.argsort(np.random.SeedSequence(seeds).generate_state(len(plan), np.uint64)))
-
-    def num_batches(self, lengths: IntArray, max_length: int | None = None) -> int:
-        """Number of batches of `plan`, computed with less work."""
-        _, _, lengths = self._pieces(lengths, max_length)
-        if self.packed:
-            return len(self._group(lengths)[1]) - 1
-        return len(greedy_boundaries(-np.sort(-self.widths(lengths)), self.max_tokens, self.batch_size)) - 1
+        if seeds is not None:
+            # NumPy keeps seed sequences stable across versions, so a state stays valid after an upgrade of NumPy.
+            shuffled = np.argsort(np.random.SeedSequence(seeds).generate_state(len(begins), np.uint64))
+            begins, ends = begins[shuffled], ends[shuffled]
+        return Plan(items, starts, lengths, begins, ends, self._padded_tokens(lengths, begins, ends))
 
     def tokens(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
         """(items,) int64: number of tokens of each item that are served, after truncation."""

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from ...utils.checks import check_int
 from ..batch_planning.plan import as_lengths
 from ..batch_planning.planner import BatchPlanner
 from .planned_batches import PlannedBatches
@@ -72,7 +73,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     ) -> None:
         own_lengths = as_lengths(lengths).copy()  # the caller may change its array
         planner.check(own_lengths)
-        order_seed = int(seed) if shuffle else None
+        order_seed = check_int("seed", seed, minimum=0) if shuffle else None
         self.num_items = len(own_lengths)  #: number of lengths
         self._infinite = infinite
         self._num_batches: dict[tuple[int, Counts], int] = {}  # of the epoch that was planned last
