@@ -34,7 +34,6 @@ from .files.parquet import LENGTH_COLUMN, SUFFIX
 from .files.reader import iter_lines
 from .files.remote import AnyPath, PathLike
 from .sources.base import check_locations
-from .sources.permutation import permuted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -198,15 +197,22 @@ def compare(
     """
     lengths = np.minimum(lengths, max_tokens)
     rows, budget = BatchPlanner(batch_size=batch_size), f"budget {max_tokens:,}, window {window:,}"
-    sampled = functools.partial(_sampled, lengths=lengths, seed=seed)
-    ours = sampled(f"{budget}, BatchPlanner", BatchPlanner(max_tokens), window)
-    return [
-        sampled(f"random batches of {batch_size}", rows, batch_size),
-        sampled(f"window of {short_window}, batches of {batch_size}", rows, short_window),
-        _greedy(f"{budget}, greedy", max_tokens, lengths, window, seed),
-        ours,
-        sampled(f"{budget}, packed", BatchPlanner(max_tokens, packed=True), window),
+    ways = [
+        (f"random batches of {batch_size}", rows, batch_size),
+        (f"window of {short_window}, batches of {batch_size}", rows, short_window),
+        (f"{budget}, greedy", _GreedyPlanner(max_tokens), window),
+        (f"{budget}, BatchPlanner", BatchPlanner(max_tokens), window),
+        (f"{budget}, packed", BatchPlanner(max_tokens, packed=True), window),
     ]
+    return [_sampled(*way, lengths, seed) for way in ways]
+
+
+class _GreedyPlanner(BatchPlanner):
+    """Fills batch after batch of the sorted window up to the token budget, as infinibatch does."""
+
+    def _group(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
+        order = np.argsort(-lengths, kind="stable")
+        return order, np.asarray(greedy_boundaries(self.widths(lengths[order]), self.max_tokens, None))
 
 
 def _sampled(name: str, planner: BatchPlanner, window: int, lengths: IntArray, seed: int) -> Batching:
@@ -217,20 +223,6 @@ def _sampled(name: str, planner: BatchPlanner, window: int, lengths: IntArray, s
     tokens = np.add.reduceat(batched_lengths, begins)
     padded_tokens = tokens if planner.packed else items * planner.widths(np.maximum.reduceat(batched_lengths, begins))
     return Batching(name, items, tokens, padded_tokens, planner.max_tokens)
-
-
-def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: int) -> Batching:
-    """Sort each window by length, then fill batch after batch up to the token budget, as infinibatch does."""
-    lengths = lengths[permuted(np.arange(len(lengths)), len(lengths), seed, 0)]  # the order of the sampler
-    parts: list[tuple[IntArray, IntArray, IntArray]] = []
-    for begin in range(0, len(lengths), window):
-        descending = -np.sort(-lengths[begin : begin + window])
-        widths = np.maximum(descending, 1)  # the row of an item without tokens has one slot of padding
-        boundaries = np.asarray(greedy_boundaries(widths, max_tokens, None))
-        items, begins = np.diff(boundaries), boundaries[:-1]
-        parts.append((items, np.add.reduceat(descending, begins), items * widths[begins]))
-    items, tokens, padded_tokens = map(np.concatenate, zip(*parts, strict=True))
-    return Batching(name, items, tokens, padded_tokens, max_tokens)
 
 
 def table(batchings: list[Batching]) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from torchdata import nodes
 
-from .loading.resumable_loader import ResumableLoader, with_budget
+from .loading.prepare import Prepare
+from .loading.resumable_loader import ResumableLoader, check_num_items
 from .samplers.planned_batches import PlannedBatches
 
 
@@ -94,7 +95,7 @@ def batch_loader(
     """A `ResumableLoader` whose workers may be threads: plans batches in this process, prepares them in workers, and
     fetches them ahead of training.
 
-    A `PaddedCollator` or `PackedCollator` checks the planner's `max_tokens`, as in any `ResumableLoader`.
+    Batches are checked for the planner's `max_tokens`, as in any `ResumableLoader`.
 
     Args:
         batches: a `LengthBatchStream` or `LengthBatchSampler`.
@@ -107,8 +108,10 @@ def batch_loader(
     Raises:
         ValueError: the dataset of `prepare` has more or fewer items than a `LengthBatchSampler` has lengths.
     """
+    if isinstance(prepare, Prepare):
+        check_num_items(batches, prepare.dataset)
     node: nodes.BaseNode[Any] = nodes.IterableWrapper(batches)
-    node = nodes.ParallelMapper(node, with_budget(prepare, batches), num_workers, method=method)
+    node = nodes.ParallelMapper(node, prepare, num_workers, method=method)
     if pin_memory:
         node = nodes.PinMemory(node)
     if prefetch:

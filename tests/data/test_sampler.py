@@ -166,6 +166,7 @@ def test_items_that_may_be_cut_are_pieces():
     ("options", "error", "message"),
     [
         ({"window": 0}, ValueError, "window must be at least 1, got 0"),
+        ({"seed": 1.5}, TypeError, "seed must be an int, got float"),
         ({"rank": 2, "world_size": 2}, ValueError, "rank must be below world_size 2, got 2"),
         ({"rank": 0}, TypeError, "world_size must be an int"),
         ({"remainder": "keep"}, ValueError, "remainder must be one of drop, repeat, empty, got 'keep'"),

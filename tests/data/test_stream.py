@@ -153,6 +153,12 @@ def test_a_source_of_this_package():
         assert served_with_restart(make, at)[: len(uninterrupted)] == uninterrupted
 
 
+def test_a_path_is_no_sequence():
+    """With a `length`, training ran on its characters."""
+    with pytest.raises(TypeError, match="sequence must be indexed by position, got a str"):
+        SequenceSource("train.txt")
+
+
 def test_items_are_not_compared():
     """Arrays have no truth value, so comparing items would raise."""
     items = [np.arange(n) for n in (3, 1, 2)]

@@ -27,16 +27,14 @@ def pack(lengths: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
     sizes_array, begins = np.unique(lengths[by_length], return_index=True)
     sizes, first = sizes_array.tolist(), begins.tolist()
     counts = np.diff(np.append(begins, len(lengths))).tolist()
-    run_begins: list[int] = []
-    run_counts: list[int] = []
+    runs = [by_length[:0]]
     boundaries, packed = [0], 0
     while sizes:
         room = max_tokens
         while (index := bisect_right(sizes, room) - 1) >= 0:
             size = sizes[index]
             count = min(counts[index], room // size) if size else counts[index]
-            run_begins.append(first[index])
-            run_counts.append(count)
+            runs.append(by_length[first[index] : first[index] + count])
             packed += count
             room -= count * size
             if count == counts[index]:
@@ -45,11 +43,4 @@ def pack(lengths: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
                 first[index] += count
                 counts[index] -= count
         boundaries.append(packed)
-    return by_length[_ranges(run_begins, run_counts)], np.asarray(boundaries)
-
-
-def _ranges(begins: list[int], counts: list[int]) -> IntArray:
-    """Concatenates range(begin, begin + count) of each run."""
-    sizes = np.asarray(counts, dtype=np.int64)
-    shifts = np.asarray(begins, dtype=np.int64) - (np.cumsum(sizes) - sizes)
-    return np.arange(sizes.sum()) + np.repeat(shifts, sizes)
+    return np.concatenate(runs), np.asarray(boundaries)

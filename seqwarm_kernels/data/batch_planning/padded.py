@@ -28,13 +28,11 @@ def greedy_boundaries(widths: IntArray, max_tokens: int | None, batch_size: int 
         batch_size: maximum number of rows; None: unlimited.
     """
     count = len(widths)
-    if max_tokens is None:
-        assert batch_size is not None
-        return [*range(0, count, batch_size), count]
     max_rows = count if batch_size is None else batch_size
     boundaries, begin = [0], 0
     while begin < count:
-        begin = min(begin + min(max_tokens // widths.item(begin), max_rows), count)
+        rows = max_rows if max_tokens is None else min(max_tokens // widths.item(begin), max_rows)
+        begin = min(begin + rows, count)
         boundaries.append(begin)
     return boundaries
 

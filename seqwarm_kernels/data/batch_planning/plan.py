@@ -54,23 +54,17 @@ class Plan:
 
     def tokens(self) -> IntArray:
         """(batches,) int64, tokens without padding."""
-        return self._sums(self.lengths)
+        return sums(self.lengths, self.begins, self.ends)
 
     def whole_items(self) -> IntArray:
         """(batches,) int64, items that begin in each batch. An item in several pieces counts once."""
-        return self._sums(self.starts == 0)
+        return sums(self.starts == 0, self.begins, self.ends)
 
-    def in_order(self, order: IntArray) -> Plan:
-        """The same batches in another order: batch `order[b]` becomes batch b."""
-        return Plan(
-            self.items, self.starts, self.lengths, self.begins[order], self.ends[order], self.padded_tokens[order]
-        )
 
-    def _sums(self, values: NDArray[Any]) -> IntArray:
-        """(batches,) int64, the sum of `values` over the pieces of each batch."""
-        sums = np.zeros(len(values) + 1, dtype=np.int64)
-        np.cumsum(values, out=sums[1:])
-        return sums[self.ends] - sums[self.begins]
+def sums(values: NDArray[Any], begins: IntArray, ends: IntArray) -> IntArray:
+    """(batches,) int64, the sum of `values` over the pieces of each batch."""
+    running = np.append(0, np.cumsum(values, dtype=np.int64))
+    return running[ends] - running[begins]
 
 
 def as_lengths(lengths: Sequence[int] | NDArray[Any]) -> IntArray:

@@ -12,7 +12,7 @@ from ...schedule.scheduler import SequenceLengthScheduler
 from ...utils.checks import check_choice, check_int
 from .packed import pack
 from .padded import greedy_boundaries, reduce_padding
-from .plan import TRUNCATED, IntArray, Plan, as_lengths
+from .plan import TRUNCATED, IntArray, Plan, as_lengths, sums
 
 
 class BatchPlanner:
@@ -112,18 +112,12 @@ class BatchPlanner:
         starts = starts if pieces is None else starts[order]
         lengths = lengths[order]
         begins, ends = boundaries[:-1], boundaries[1:]
-        plan = Plan(items, starts, lengths, begins, ends, self._padded_tokens(lengths, begins, ends))
-        if seeds is None:
-            return plan
-        # NumPy keeps seed sequences stable across versions, so a state stays valid after an upgrade of NumPy.
-        return plan.in_order(np.argsort(np.random.SeedSequence(seeds).generate_state(len(plan), np.uint64)))
-
-    def num_batches(self, lengths: IntArray, max_length: int | None = None) -> int:
-        """Number of batches of `plan`, computed with less work."""
-        _, _, lengths = self._pieces(lengths, max_length)
-        if self.packed:
-            return len(self._group(lengths)[1]) - 1
-        return len(greedy_boundaries(-np.sort(-self.widths(lengths)), self.max_tokens, self.batch_size)) - 1
+        if seeds is not None:
+            # NumPy keeps seed sequences stable across versions, so a state stays valid after an upgrade of NumPy.
+            shuffled = np.argsort(np.random.SeedSequence(seeds).generate_state(len(begins), np.uint64))
+            begins, ends = begins[shuffled], ends[shuffled]
+        padded_tokens = sums(lengths, begins, ends) if self.packed else (ends - begins) * self.widths(lengths[begins])
+        return Plan(items, starts, lengths, begins, ends, padded_tokens)
 
     def tokens(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
         """(items,) int64: number of tokens of each item that are served, after truncation."""
@@ -185,10 +179,8 @@ class BatchPlanner:
         """Items, starts and lengths of the pieces. The items are None if each item is one piece."""
         zeros = np.zeros(len(lengths), dtype=np.int64)
         bound = self._bound(max_length)
-        if bound is None or int(lengths.max(initial=0)) <= bound:
-            return None, zeros, lengths
-        if self.too_long != "split":
-            return None, zeros, np.minimum(lengths, bound)
+        if bound is None or self.too_long != "split":
+            return None, zeros, self.tokens(lengths, max_length)
         counts = np.maximum(-(-lengths // bound), 1)
         items = np.repeat(np.arange(len(lengths)), counts)
         starts = (np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)) * bound
@@ -209,9 +201,3 @@ class BatchPlanner:
         if self.max_tokens is not None:
             boundaries = reduce_padding(widths, boundaries, self.max_tokens, self.batch_size)
         return order, np.asarray(boundaries, dtype=np.int64)
-
-    def _padded_tokens(self, lengths: IntArray, begins: IntArray, ends: IntArray) -> IntArray:
-        if self.packed:
-            sums = np.append(0, np.cumsum(lengths))
-            return sums[ends] - sums[begins]
-        return (ends - begins) * self.widths(lengths[begins])

@@ -52,7 +52,7 @@ class PaddedCollator:
     Args:
         pad_token_id: the id at padding.
         multiple_of: S is a multiple of this number. Pass the planner's value.
-        max_tokens: raise an error if B · S is larger. `ResumableLoader` and `batch_loader` set the planner's value. A
+        max_tokens: raise an error if B · S is larger. `ResumableLoader` and `batch_loader` check the planner's value. A
             DataLoader alone does not know the planner: pass it here.
     """
 
@@ -64,7 +64,7 @@ class PaddedCollator:
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
         lengths, ids, labels = _joined(items or [[]])
         width = max(-(-int(lengths.max()) // self.multiple_of), 1) * self.multiple_of
-        _check_budget(len(lengths) * width, self.max_tokens)
+        check_budget(len(lengths) * width, self.max_tokens)
         is_token = np.arange(width) < lengths[:, None]
         return {
             "input_ids": _padded(ids, is_token, self.pad_token_id),
@@ -101,7 +101,7 @@ class PackedCollator:
         lengths, ids, labels = _joined(items)
         if not len(ids):
             lengths, ids, labels = _joined([[_PACKED_PADDING]])
-        _check_budget(len(ids), self.max_tokens)
+        check_budget(len(ids), self.max_tokens)
         lengths = lengths[lengths > 0]
         bounds = np.append(0, np.cumsum(lengths))
         labels = labels.copy()  # may be the ids
@@ -179,7 +179,7 @@ def _row(values: Any) -> NDArray[Any]:
     return row if row.ndim == 1 and row.dtype.kind in "biu" else _NO_ROW
 
 
-def _check_budget(tokens: int, max_tokens: int | None) -> None:
+def check_budget(tokens: int, max_tokens: int | None) -> None:
     """A batch of `tokens` tokens, padding included, must not be over the budget."""
     if max_tokens is not None and tokens > max_tokens:
         raise ValueError(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.sampler import LengthBatchSampler
 from ..samplers.stream import LengthBatchStream
-from .collate import PackedCollator, PaddedCollator
+from .collate import check_budget
 from .prepare import ItemDataset, Prepare
 
 
@@ -25,9 +24,8 @@ class ResumableLoader:
 
     Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
 
-    A `PaddedCollator` or `PackedCollator` of `loader`, also inside of `Prepare` or `functools.partial`, is replaced by
-    one with the planner's `max_tokens`, if it has none: a batch with more tokens raises a ValueError. A collator of
-    your own is not checked.
+    A batch whose "input_ids" have more than the planner's `max_tokens` tokens, padding included, raises a ValueError. A
+    batch without "input_ids" is not checked.
 
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
@@ -49,7 +47,8 @@ class ResumableLoader:
         if not loader.in_order:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
         check_num_items(batches, loader.dataset)
-        loader.collate_fn = with_budget(loader.collate_fn, batches)
+        if isinstance(loader.collate_fn, Prepare):
+            check_num_items(batches, loader.collate_fn.dataset)
         self._loader: Any = loader
         self._sampler = batches
 
@@ -64,7 +63,14 @@ class ResumableLoader:
         stream itself have the same effect as those of this loader. An older iterator raises a RuntimeError at its next
         batch after a newer `iter()` or `load_state_dict`.
         """
-        return self._sampler.follow(lambda: iter(self._loader))
+        return self._sampler.follow(lambda: map(self._within_budget, self._loader))
+
+    def _within_budget(self, batch: Any) -> Any:
+        """The same batch, before it counts as served."""
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if isinstance(ids, Tensor):
+            check_budget(ids.numel(), self._sampler.planner.max_tokens)
+        return batch
 
     def set_epoch(self, epoch: int) -> None:
         self._sampler.set_epoch(epoch)
@@ -106,24 +112,3 @@ def check_num_items(batches: PlannedBatches, dataset: Any) -> None:
         raise ValueError(
             f"dataset must have as many items as the sampler has lengths, {batches.num_items}, got {num_items}"
         )
-
-
-def with_budget(collate: Any, batches: PlannedBatches) -> Any:
-    """A copy of `collate` in which collators of this package have the planner's `max_tokens`, if they have none.
-
-    The dataset of a `Prepare` must have as many items as a `LengthBatchSampler` has lengths.
-    """
-    if isinstance(collate, partial):
-        function, *parts = (with_budget(part, batches) for part in (collate.func, *collate.args))
-        return partial(
-            function, *parts, **{name: with_budget(part, batches) for name, part in collate.keywords.items()}
-        )
-    if not isinstance(collate, (PaddedCollator, PackedCollator, Prepare)):
-        return collate
-    collate = copy.copy(collate)
-    if isinstance(collate, Prepare):
-        check_num_items(batches, collate.dataset)
-        collate.collate = with_budget(collate.collate, batches)
-    elif getattr(collate, "max_tokens", 0) is None:  # a class of the user's may have no budget
-        collate.max_tokens = batches.planner.max_tokens
-    return collate

@@ -29,14 +29,15 @@ class RankBatches:
     infinite: bool
 
     def __post_init__(self) -> None:
-        self._windows: deque[Window] = deque()
-        self._batches_served = 0  # of the first window
-        self._available = 0  # batches of the windows that were not served
+        self._unserved: deque[tuple[Window, int]] = deque()  # batches of the windows that were formed
         self._ended = False
 
     @property
     def position(self) -> Position:
-        return self._windows[0].position(self._batches_served) if self._windows else self._next
+        if not self._unserved:
+            return self._next
+        window, index = self._unserved[0]
+        return window.position(index)
 
     def next_epoch(self) -> Position:
         """The start of the next epoch. What was not served of this one does not count.
@@ -50,7 +51,7 @@ class RankBatches:
 
     def has_step(self) -> bool:
         """Whether the epoch has another step for this rank. Forms the windows of that step."""
-        while self._available < self.world_size and not self._ended:
+        while len(self._unserved) < self.world_size and not self._ended:
             window = self._maker.form(self._next)
             if window is not None or self._next.batches_of_window:
                 self._add(window)
@@ -58,53 +59,33 @@ class RankBatches:
                 self._next = self._maker.epoch_start(self._next.epoch + 1, self._next.served)
             else:
                 self._ended = True
-        return self._available >= self.world_size or (self._available > 0 and self.remainder != "drop")
+        return len(self._unserved) >= (self.world_size if self.remainder == "drop" else 1)
 
     def step(self) -> list[Any] | None:
         """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
         if not self.has_step():
-            self._check_epoch_large_enough()
+            if self._unserved and self.position.is_epoch_start:
+                raise ValueError(
+                    f"remainder must be 'repeat' or 'empty' for epochs of {len(self._unserved)} batches on "
+                    f"{self.world_size} ranks, got 'drop'"
+                )
             self._next = self.next_epoch()
-            self._windows.clear()
-            self._available = 0
+            self._unserved.clear()
             return None
-        batch: list[Any] = []
-        if self.rank < self._available:
-            batch = self._batch(self._batches_served + self.rank)
-        elif self.remainder == "repeat":
-            last = self._windows[-1]
-            batch = last.batch((self.rank - self._available) % len(last))
-        served = min(self.world_size, self._available)
-        self._batches_served += served
-        self._available -= served
-        while self._windows and self._batches_served >= len(self._windows[0]):
-            self._batches_served -= len(self._windows.popleft())
-        return batch
-
-    def _batch(self, index: int) -> list[Any]:
-        """Batch `index`, counted from the start of the first window."""
-        windows = iter(self._windows)
-        while index >= len(window := next(windows)):
-            index -= len(window)
-        return window.batch(index)
+        last, _ = self._unserved[-1]
+        step = [self._unserved.popleft() for _ in range(min(self.world_size, len(self._unserved)))]
+        if self.rank < len(step):
+            window, index = step[self.rank]
+            return window.batch(index)
+        return last.batch((self.rank - len(step)) % len(last)) if self.remainder == "repeat" else []
 
     def _add(self, window: Window | None) -> None:
         """Add the window at `_next`, which may be a position in the middle of a window."""
         served = self._next.batches_of_window
-        if served:
-            if window is None or not 0 < served < len(window) or window.position(served).served != self._next.served:
-                raise ValueError(
-                    "state_dict must be of the same items and lengths: its open window is another one here"
-                )
-            self._batches_served = served
+        if served and (
+            window is None or not 0 < served < len(window) or window.position(served).served != self._next.served
+        ):
+            raise ValueError("state_dict must be of the same items and lengths: its open window is another one here")
         assert window is not None
-        self._windows.append(window)
-        self._available += len(window) - served
+        self._unserved.extend((window, index) for index in range(served, len(window)))
         self._next = window.position(len(window))
-
-    def _check_epoch_large_enough(self) -> None:
-        if self._windows and self._windows[0].start.is_epoch_start and self._batches_served == 0:
-            raise ValueError(
-                f"remainder must be 'repeat' or 'empty' for epochs of {self._available} batches on "
-                f"{self.world_size} ranks, got 'drop'"
-            )

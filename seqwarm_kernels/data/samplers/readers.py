@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..batch_planning.plan import IntArray
 from ..sources.base import Source
@@ -26,7 +27,7 @@ _SPACING = 64
 class Items:
     """Some items of one epoch, in the order of the epoch."""
 
-    items: Sequence[Any] | IntArray  #: the items, or (items,) int64, their indices
+    items: NDArray[Any]  #: (items,) int64, their indices, or the items themselves as objects
     lengths: IntArray  #: (items,) int64, tokens
     positions: IntArray  #: (items,) int64, increasing, counted from the start of the epoch
     source_states: Sequence[tuple[int, Any]] = ()  #: some positions, increasing, and the source's states there
@@ -35,8 +36,7 @@ class Items:
         return len(self.lengths)
 
     def select(self, chosen: IntArray) -> Items:
-        items = select_items(self.items, chosen)
-        return Items(items, self.lengths[chosen], self.positions[chosen], self.source_states)
+        return Items(self.items[chosen], self.lengths[chosen], self.positions[chosen], self.source_states)
 
     def cursor_after(self, count: int) -> Cursor:
         """The cursor after the first `count` items, at least one."""
@@ -50,17 +50,12 @@ class Items:
 def joined(parts: list[Items]) -> Items:
     if len(parts) == 1:
         return parts[0]
-    items = [part.items for part in parts]
     return Items(
-        np.concatenate(items) if isinstance(items[0], np.ndarray) else list(itertools.chain.from_iterable(items)),
+        np.concatenate([part.items for part in parts]),
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.positions for part in parts]),
         [state for part in parts for state in part.source_states],
     )
-
-
-def select_items(items: Sequence[Any] | IntArray, chosen: IntArray) -> Any:
-    return items[chosen] if isinstance(items, np.ndarray) else [items[index] for index in chosen.tolist()]
 
 
 class IndexReader:
@@ -143,7 +138,8 @@ class SourceReader:
         """The next `read` starts again from its cursor."""
         self._epoch: int | None = None  # of the items in memory
         self._iterator: Iterator[Any] = iter(())
-        self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
+        # Both are replaced and never changed, so that readers may keep them without a copy.
+        self._items: NDArray[Any] = np.empty(0, object)
         self._lengths: IntArray = np.empty(0, np.int64)  # of the items
         self._first = 0  # position of the first item in memory
         self._states: list[tuple[int, Any]] = []  # the source's states before some of the items
@@ -156,14 +152,14 @@ class SourceReader:
         if count is None or len(self._items) < count:
             items = self._read_items(count)
             lengths = np.fromiter(map(operator.index, map(self._length, items)), np.int64, len(items))
-            self._items = [*self._items, *items] if self._items else items
+            self._items = np.append(self._items, np.fromiter(items, object, len(items)))
             self._lengths = np.append(self._lengths, lengths)
         lengths = self._lengths[:count]
         positions = np.arange(position, position + len(lengths))
-        items = self._items if len(lengths) == len(self._items) else self._items[:count]
-        return Items(items, lengths, positions, list(self._states))
+        return Items(self._items[:count], lengths, positions, list(self._states))
 
     def _go_to(self, epoch: int, cursor: Cursor) -> None:
+        self._forget()
         position = cursor["position"]
         self._source.load_state_dict(cursor["source"])
         self._iterator = iter(self._source)
@@ -176,7 +172,7 @@ class SourceReader:
         if skipped < skip:
             raise ValueError(f"source must yield the same items again: {skip} after its state, got {skipped}")
         self._epoch, self._first = epoch, position
-        self._items, self._lengths, self._states = [], self._lengths[:0], [(position - skip, cursor["source"])]
+        self._states = [(position - skip, cursor["source"])]
 
     def _read_items(self, count: int | None) -> list[Any]:
         """Read the items after those in memory, up to `count` together; None: all. Keeps states on the way."""
@@ -195,7 +191,7 @@ class SourceReader:
 
     def _forget_before(self, position: int) -> None:
         dropped = position - self._first
-        self._items, self._lengths = self._items[dropped:], self._lengths[dropped:]
+        self._items, self._lengths = self._items[dropped:].copy(), self._lengths[dropped:]
         self._first = position
         not_after = sum(at <= position for at, _ in self._states)
         del self._states[: not_after - 1]

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from ...utils.checks import check_int
 from ..batch_planning.plan import as_lengths
 from ..batch_planning.planner import BatchPlanner
 from .planned_batches import PlannedBatches
@@ -72,9 +73,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     ) -> None:
         own_lengths = as_lengths(lengths).copy()  # the caller may change its array
         planner.check(own_lengths)
-        order_seed = int(seed) if shuffle else None
+        order_seed = check_int("seed", seed, minimum=0) if shuffle else None
         self.num_items = len(own_lengths)  #: number of lengths
-        self._infinite = infinite
         self._num_batches: dict[tuple[int, Counts], int] = {}  # of the epoch that was planned last
         super().__init__(
             IndexReader(own_lengths, order_seed, whole=window is None),
@@ -93,7 +93,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
         Plans the whole epoch. A schedule continues from its progress at the start of the epoch.
         """
-        if self._infinite:
+        if self._current.infinite:
             raise TypeError("an infinite LengthBatchSampler has no length")
         start = self.position.epoch, self.position.epoch_start
         if start not in self._num_batches:
@@ -113,10 +113,10 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         """
         position = self.position
         is_same_epoch = epoch == position.epoch
-        if self._start_is_set and (is_same_epoch or (self._infinite and position.served.batches)):
+        if self._start_is_set and (is_same_epoch or (self._current.infinite and position.served.batches)):
             return
         served = position.epoch_start if is_same_epoch else position.served
         self.move_to(self._maker.epoch_start(epoch, served))
 
     def _next_pass(self) -> RankBatches:
-        return self._current if self._infinite else self._rank_batches(self._current.next_epoch())
+        return self._current if self._current.infinite else self._rank_batches(self._current.next_epoch())

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..batch_planning.plan import IntArray
 
 #: Where a reader continues in an epoch: "position", the number of items before it, and what else the reader needs.
 Cursor: TypeAlias = dict[str, Any]
@@ -23,6 +29,7 @@ class Position(NamedTuple):
     epoch: int
     #: The cursor up to which items were served before the open window. Under warmup by bucket, short items are served
     #: first: an entry (bound, cursor) is that of items of at most `bound` tokens, and more than the previous bound.
+    #: Bounds increase, so cursors move back from one bound to the next.
     served_up_to: tuple[tuple[int, Cursor], ...]
     served: Counts
     window_start: Counts  #: served before the open window
@@ -37,6 +44,27 @@ class Position(NamedTuple):
     @property
     def is_epoch_start(self) -> bool:
         return self.served == self.epoch_start
+
+    def first_unserved(self, max_length: int) -> Cursor:
+        """The cursor of the first item of at most `max_length` tokens that may be unserved."""
+        cursors = (cursor for bound, cursor in self.served_up_to if max_length <= bound)
+        return next(cursors, self.served_up_to[-1][1])
+
+    def is_unserved(self, lengths: IntArray, positions: IntArray, max_length: int) -> NDArray[np.bool_]:
+        """(items,) bool: the unserved items of at most `max_length` tokens."""
+        bounds = [bound for bound, _ in self.served_up_to]
+        first_positions = np.asarray([cursor["position"] for _, cursor in self.served_up_to])
+        lengths = np.minimum(lengths, bounds[-1])
+        return (lengths <= max_length) & (positions >= first_positions[np.searchsorted(bounds, lengths)])
+
+    def marked_served(self, max_length: int, cursor: Cursor) -> tuple[tuple[int, Cursor], ...]:
+        """`served_up_to` once all items of at most `max_length` tokens are served up to `cursor`."""
+        marked: dict[int, tuple[int, Cursor]] = {}
+        for bound in sorted({max_length, *(bound for bound, _ in self.served_up_to)}):
+            before = self.first_unserved(bound)
+            after = max(before, cursor, key=itemgetter("position")) if bound <= max_length else before
+            marked[after["position"]] = bound, after  # an entry with the same position is redundant
+        return tuple(marked.values())
 
     def plain(self) -> dict[str, Any]:
         """The same as JSON-able values, without the contents of items."""

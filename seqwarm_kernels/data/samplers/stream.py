@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...utils.checks import check_int
 from ..batch_planning.planner import BatchPlanner
 from ..sources.base import Source
 from ..sources.item_tokens import count_tokens
@@ -75,7 +76,7 @@ class LengthBatchStream(PlannedBatches):
             SourceReader(source, length),
             planner,
             window=window,
-            seed=int(seed) if shuffle else None,
+            seed=check_int("seed", seed, minimum=0) if shuffle else None,
             rank=rank,
             world_size=world_size,
             remainder=remainder,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..batch_planning.plan import IntArray, Piece, Plan
 from ..batch_planning.planner import BatchPlanner
-from .readers import Items, Reader, joined, select_items
-from .served import first_unserved, is_unserved, marked_served
+from .readers import Items, Reader, joined
 from .state import Counts, Cursor, Position
 
 _MAX_ATTEMPTS = 4
@@ -24,7 +25,7 @@ class Window:
     """The batches of some items."""
 
     start: Position  #: before its first batch
-    items: Sequence[Any] | IntArray
+    items: NDArray[Any]
     plan: Plan
     served_up_to: tuple[tuple[int, Cursor], ...]  #: that of the position after its last batch
     ends: IntArray | None  #: (items,) int64, `BatchPlanner.ends`; None: batches hold whole items, not pieces
@@ -36,8 +37,7 @@ class Window:
     def batch(self, index: int) -> list[Any]:
         """The items of batch `index`, or pieces of items."""
         indices, starts, lengths = self.plan.batch(index)
-        selected = select_items(self.items, indices)
-        items = selected.tolist() if isinstance(selected, np.ndarray) else selected
+        items = self.items[indices].tolist()
         if self.ends is None:
             return items
         return list(map(Piece, items, starts.tolist(), lengths.tolist(), self.ends[indices].tolist()))
@@ -58,29 +58,23 @@ class Window:
         return np.append(0, np.cumsum(self.plan.whole_items())), np.append(0, np.cumsum(self.plan.tokens()))
 
 
+@dataclass
 class WindowMaker:
     """Forms windows of the items of a reader. The same position always gives the same window.
 
     The scheduler of the planner, if any, is asked for the length at what was planned. Its own progress is ignored.
-
-    Args:
-        window: maximum number of items that are planned together; None: all of an epoch.
-        seed: seed of the order of batches; None: longest first.
-        world_size: number of batches in a step, which a scheduler may count.
     """
 
-    def __init__(
-        self, reader: Reader, planner: BatchPlanner, window: int | None, seed: int | None, world_size: int
-    ) -> None:
-        self._reader = reader
-        self._planner = planner
-        self._window = window
-        self._seed = seed
-        self._world_size = world_size
-        scheduler = planner.scheduler
+    _reader: Reader
+    _planner: BatchPlanner
+    _window: int | None  #: maximum number of items that are planned together; None: all of an epoch
+    _seed: int | None  #: seed of the order of batches; None: longest first
+    _world_size: int  #: number of batches in a step, which a scheduler may count
+
+    def __post_init__(self) -> None:
+        scheduler = self._planner.scheduler
         self._unit = "step" if scheduler is None else scheduler.unit
         self._milestones = [] if scheduler is None else scheduler.milestones()
-        self._changes = [milestone.progress for milestone in self._milestones]
 
     def epoch_start(self, epoch: int, served: Counts) -> Position:
         """Where an epoch begins, once the previous one is over."""
@@ -92,27 +86,21 @@ class WindowMaker:
         """The open window of `position`, None at the end of the epoch."""
         start = position._replace(served=position.window_start)
         max_length = self._length(start)
-        read = self._read(start, max_length)
+        bound = max_length if self._planner.by_bucket and max_length is not None else start.served_up_to[-1][0]
+        read = self._read(start, bound)
         if len(read) == 0:
             shortest = self._shortest(start) if self._planner.by_bucket else None
             return None if shortest is None else self.form(start._replace(min_length=self._next_length(shortest)))
         count, plan = self._plan(start, read.lengths, max_length)
-        bound = max_length if self._planner.by_bucket and max_length is not None else start.served_up_to[-1][0]
-        served_up_to = marked_served(start.served_up_to, bound, read.cursor_after(count))
+        served_up_to = start.marked_served(bound, read.cursor_after(count))
         ends = self._planner.ends(read.lengths[:count], max_length) if self._planner.cuts_items else None
-        # A copy would cost time, and the items that are not planned are in the next window.
-        return Window(start, read.items if count == len(read) else read.items[:count], plan, served_up_to, ends)
+        return Window(start, read.items[:count], plan, served_up_to, ends)
 
-    def _read(self, start: Position, max_length: int | None) -> Items:
-        """The next items that were not served, fewer than a window at the end of the epoch.
-
-        Under warmup by bucket, those of at most `max_length` tokens.
-        """
-        if not self._planner.by_bucket or max_length is None:
-            return self._read_all(start.epoch, start.served_up_to[0][1])
+    def _read(self, start: Position, max_length: int) -> Items:
+        """The next unserved items of at most `max_length` tokens, fewer than a window at the end of the epoch."""
         parts, missing = [], self._window
-        for read in self._windows(start.epoch, first_unserved(start.served_up_to, max_length)):
-            chosen = np.flatnonzero(is_unserved(start.served_up_to, read, max_length))[:missing]
+        for read in self._windows(start.epoch, start.first_unserved(max_length)):
+            chosen = np.flatnonzero(start.is_unserved(read.lengths, read.positions, max_length))[:missing]
             parts.append(read.select(chosen))  # `read` itself would keep its other items in memory
             if missing is not None and (missing := missing - len(chosen)) == 0:
                 break
@@ -123,23 +111,19 @@ class WindowMaker:
         bound, cursor = start.served_up_to[-1]
         shortest = bound + 1
         for read in self._windows(start.epoch, cursor):
-            lengths = np.minimum(read.lengths, bound)[is_unserved(start.served_up_to, read, bound)]
+            lengths = np.minimum(read.lengths, bound)[start.is_unserved(read.lengths, read.positions, bound)]
             shortest = int(lengths.min(initial=shortest))
         return shortest if shortest <= bound else None
 
     def _windows(self, epoch: int, cursor: Cursor) -> Iterator[Items]:
         """All items of the epoch from `cursor` on, a window at a time."""
         while True:
-            read = self._read_all(epoch, cursor)
+            read = self._reader.read(epoch, cursor, self._window)
+            self._planner.check(read.lengths, cursor["position"])
             yield read
             if self._window is None or len(read) < self._window:
                 return
             cursor = read.cursor_after(len(read))
-
-    def _read_all(self, epoch: int, cursor: Cursor) -> Items:
-        read = self._reader.read(epoch, cursor, self._window)
-        self._planner.check(read.lengths, cursor["position"])
-        return read
 
     def _length(self, start: Position) -> int | None:
         """The current length; None without a scheduler."""
@@ -163,26 +147,37 @@ class WindowMaker:
         if self._seed is not None:
             # Counts the items of this epoch only, so that epoch n is the same whatever was served before it.
             seeds = self._seed, start.epoch, start.served.items - start.epoch_start.items
-        count = self._count_until_change(start.served, lengths, max_length)
+        plan = partial(self._planner.plan, max_length=max_length, seeds=seeds)
+        tokens = np.cumsum(self._planner.tokens(lengths, max_length))
+        count = self._count_until_change(start.served, lengths, tokens, plan)
         if self._planner.packed:
             count = max(count, int((lengths > 0).argmax()) + 1)
             if count == len(lengths) == self._window:
-                return _plan_full_packs(self._planner, lengths, max_length, seeds)
-        return count, self._planner.plan(lengths[:count], max_length=max_length, seeds=seeds)
+                assert self._planner.max_tokens is not None
+                return _full_packs(lengths, tokens, self._planner.max_tokens, plan)
+        return count, plan(lengths[:count])
 
-    def _count_until_change(self, served: Counts, lengths: IntArray, max_length: int | None) -> int:
-        """How many of the first items are planned before the schedule's length changes, at least one."""
-        next_change = bisect_right(self._changes, self._progress(served))
-        if next_change == len(self._changes):
+    def _count_until_change(
+        self, served: Counts, lengths: IntArray, tokens: IntArray, plan: Callable[[IntArray], Plan]
+    ) -> int:
+        """How many of the first items are planned before the schedule's length changes, at least one.
+
+        `tokens` (items,) int64 are those of each item and of all before it.
+        """
+        next_change = bisect_right(self._milestones, self._progress(served), key=attrgetter("progress"))
+        if next_change == len(self._milestones):
             return len(lengths)
-        change = self._changes[next_change]
+        change = self._milestones[next_change].progress
         if self._unit == "sample":
             return min(change - served.items, len(lengths))
         if self._unit == "token":
-            tokens = np.cumsum(self._planner.tokens(lengths, max_length))
             return min(int(np.searchsorted(tokens, change - served.tokens)) + 1, len(lengths))
         batches = change * self._world_size - served.batches
-        return _count_for_batches(self._planner, lengths, max_length, batches)
+        bound = 2
+        while bound < len(lengths) and len(plan(lengths[:bound])) <= batches:
+            bound *= 2
+        counts = range(1, min(bound, len(lengths)) + 1)
+        return max(bisect_right(counts, batches, key=lambda count: len(plan(lengths[:count]))), 1)
 
     def _progress(self, served: Counts) -> int:
         """What was served, in the unit of the schedule."""
@@ -190,33 +185,18 @@ class WindowMaker:
         return units[self._unit]
 
 
-def _count_for_batches(planner: BatchPlanner, lengths: IntArray, max_length: int | None, batches: int) -> int:
-    """How many of the first items fit into `batches` batches, at least one."""
-
-    def needed(count: int) -> int:
-        return planner.num_batches(lengths[:count], max_length)
-
-    bound = 2
-    while bound < len(lengths) and needed(bound) <= batches:
-        bound *= 2
-    return max(bisect_right(range(1, min(bound, len(lengths)) + 1), batches, key=needed), 1)
-
-
-def _plan_full_packs(
-    planner: BatchPlanner, lengths: IntArray, max_length: int | None, seeds: Sequence[int] | None
+def _full_packs(
+    lengths: IntArray, tokens: IntArray, max_tokens: int, plan: Callable[[IntArray], Plan]
 ) -> tuple[int, Plan]:
     """How many of the first items fill their packs, and the plan for them.
 
     Planning all items would leave the last pack half empty on average.
     """
-    tokens = np.cumsum(planner.tokens(lengths, max_length))
-    assert planner.max_tokens is not None
-    packs, reserve = int(tokens[-1]) // planner.max_tokens, 0
+    packs, reserve = int(tokens[-1]) // max_tokens, 0
     for _ in range(_MAX_ATTEMPTS if packs else 0):
-        count = int(np.searchsorted(tokens, packs * planner.max_tokens - reserve, side="right"))
-        plan = planner.plan(lengths[:count], max_length=max_length, seeds=seeds)
-        if count and len(plan) <= packs:
-            return count, plan
-        overflow = int(plan.padded_tokens.min(initial=planner.max_tokens))
-        reserve = max(2 * reserve, overflow)
-    return len(lengths), planner.plan(lengths, max_length=max_length, seeds=seeds)
+        count = int(np.searchsorted(tokens, packs * max_tokens - reserve, side="right"))
+        planned = plan(lengths[:count])
+        if count and len(planned) <= packs:
+            return count, planned
+        reserve = max(2 * reserve, int(planned.padded_tokens.min(initial=max_tokens)))
+    return len(lengths), plan(lengths)
