@@ -9,20 +9,12 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
-from seqwarm_kernels.ops import backends
-from tests.support.kernels import Exact
+from tests.support.backends import needs_native
+from tests.support.kernels import Exact, check_extreme_slopes
 from tests.support.tiers import first_fast
 
-pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+pytestmark = needs_native
 NAMES = ("out", "grad_query", "grad_key", "grad_value", "grad_slopes")
-
-
-@pytest.fixture
-def threads():
-    """A function that sets the number of threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32, dtype=torch.float32):
@@ -246,11 +238,6 @@ def test_a_far_key_of_large_norm_is_in_reach(hides_some, place):
     assert torch.allclose(out[0, 0, place], value[0, 0, far], atol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_negative_slopes_reach_all_keys(causal):
-    check(tensors_of(300), slopes=torch.tensor([-0.01, -0.03]), causal=causal)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_hidden_keys_that_hold_nan(dtype):
     """The first ones, too, whose memory stands in for keys that are left out."""
@@ -267,26 +254,9 @@ def test_one_head_whose_dims_are_not_dense(dtype):
     check([tensor[..., ::2] for tensor in tensors])
 
 
-def test_ranges_of_short_rows_are_all_keys():
-    query, key, value = tensors_of(40)
-    options = (None, None, None, 0, True, 0.2, None, None, 0.0, 0.0, None)
-    *_, ranges = torch.ops.seqwarm.alibi_attention.native(query, key, value, alibi_slopes(2), *options)
-    assert ranges.reshape(-1, 2).tolist() == [[0, 40]] * 4  # two of 32 queries for each head
-
-
 @pytest.mark.parametrize(("queries", "keys"), first_fast([(300, 300), (2, 300), (40, 40)]))
 @pytest.mark.parametrize(
     ("slope", "hides_nearest"), [(-100.0, False), (-1e7, False), (1e4, True), (1e7, True), (3e36, False), (3e38, False)]
 )
 def test_extreme_slopes(queries, keys, slope, hides_nearest):
-    """One key has all the weight of each query, so scores and slopes have no gradient."""
-    tensors = [torch.randn(1, 1, length, 16) for length in (queries, keys, keys)]
-    mask = torch.ones(1, keys, dtype=torch.bool)
-    mask[:, 10:] = not hides_nearest
-    leaves = [*tensors, torch.tensor([slope])]
-    expected = differentiate([leaf.double() for leaf in leaves], "reference", key_padding_mask=mask)
-    found = differentiate(leaves, "native", key_padding_mask=mask)
-    for name, got, want in zip(NAMES, found, expected, strict=True):
-        most = max(want.abs().max().item(), 1.0)
-        difference = (got - want).abs().max().item()
-        assert difference <= queries * 2**-23 * most, name  # sums of at most `queries` terms
+    check_extreme_slopes("native", slope, hides_nearest=hides_nearest, queries=queries, keys=keys)
