@@ -25,9 +25,9 @@ BAD_DENSE = [
     (TypeError, "query", {"query": None}),
     (ValueError, "query", {"query": (4, 6, 8)}),
     (TypeError, "query", {"query": torch.ones(2, 4, 6, 8, dtype=torch.int64)}),
-    *((ValueError, "head_dim", dict.fromkeys(SHAPES, (1, 1, 1, head_dim))) for head_dim in (0, 257)),
+    *((ValueError, "query", dict.fromkeys(SHAPES, (1, 1, 1, head_dim))) for head_dim in (0, 257)),
     (ValueError, "key", of_both(3, 2, 6, 8)),
-    *((ValueError, "key heads", of_both(2, heads, 6, 8)) for heads in (0, 3)),
+    *((ValueError, "query", of_both(2, heads, 6, 8)) for heads in (0, 3)),
     (ValueError, "key", of_both(2, 2, 6, 9)),
     (TypeError, "key", {"key": torch.ones(2, 2, 6, 8).half()}),
     (ValueError, "value", {"value": (2, 2, 7, 8)}),
@@ -46,8 +46,8 @@ BAD_DENSE = [
     (ValueError, "skip_tolerance", {"skip_tolerance": 1}),
     (TypeError, "skip_tolerance", {"skip_tolerance": None}),
     (ValueError, "segment_length", {"segment_length": 0}),
-    (ValueError, "segment_length", {"segment_length": 4, "query_start": 0}),
-    (ValueError, "segment_length", {"segment_length": 2, **of_both(2, 2, 7, 8)}),
+    (ValueError, "query_start", {"segment_length": 4, "query_start": 0}),
+    (ValueError, "key", {"segment_length": 2, **of_both(2, 2, 7, 8)}),
     *((TypeError, "query_start", {"query_start": start}) for start in (0.5, torch.tensor(0.5))),
     *((ValueError, "query_start", {"query_start": start}) for start in (torch.tensor([1, 2, 3]), 2**62)),
     (TypeError, "key_padding_mask", {"key_padding_mask": torch.ones(2, 6)}),
@@ -60,7 +60,7 @@ BAD_DENSE = [
 def test_bad_arguments(error, name, changes):
     """Also for the reference, which would broadcast."""
     for backend in (None, "reference"):
-        with pytest.raises(error, match=name):
+        with pytest.raises(error, match=f"^{name} "):
             alibi_attention(**{"backend": backend} | dense(**changes))
 
 
@@ -98,7 +98,7 @@ BAD_VARLEN = [
 def test_bad_arguments_of_packed_sequences(error, name, changes):
     given = {"query": torch.randn(6, 4, 8), "key": torch.randn(6, 2, 8), "value": torch.randn(6, 2, 8)}
     given |= {"cu_seqlens_q": ends(0, 2, 6), "cu_seqlens_k": ends(0, 2, 6), "max_seqlen_q": 4, "max_seqlen_k": 4}
-    with pytest.raises(error, match=name):
+    with pytest.raises(error, match=f"^{name} "):
         alibi_attention_varlen(**given | changes)
 
 
@@ -109,7 +109,7 @@ def test_tensors_are_dense(name):
     rows = list(given[name].view(2, -1))
     nested = [torch.nested.nested_tensor(rows, layout=layout) for layout in (torch.strided, torch.jagged)]
     for tensor in (given[name].to_sparse(), *nested):
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(TypeError, match=f"^{name} "):
             alibi_attention(**given | {name: tensor})
 
 

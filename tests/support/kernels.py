@@ -33,7 +33,7 @@ class Exact(exact.Exact):
 def check_attention(backend, attend, leaves):
     """out, lse and gradients of attend(leaves, backend), beside the reference in float64. All draw the same dropout."""
     like = leaves[0]
-    weights = torch.randn_like(like), torch.randn(attend(leaves, backend)[1].shape, device=like.device)
+    weights = torch.randn_like(like), torch.randn(attend(leaves, "reference")[1].shape, device=like.device)
 
     def results_of(leaves, backend):
         torch.manual_seed(5)
@@ -44,6 +44,23 @@ def check_attention(backend, attend, leaves):
     exact = Exact(partial(results_of, backend="reference"), leaves)
     exact.check(RESULTS, results, (like.dtype, torch.float32, *[like.dtype] * 4))
     return results
+
+
+def check_nan_is_unseen(attend, leaves, weights, *, queries=None, keys=None):
+    """Results have the same bits with NaN as with zeros in masked queries, their gradients, masked keys and values."""
+
+    def filled(tensor, mask, number):
+        return tensor if mask is None else tensor.masked_fill(mask, number)
+
+    query, key, value, slopes = leaves
+    results = []
+    for number in (0.0, float("nan")):
+        given = filled(query, queries, number), filled(key, keys, number), filled(value, keys, number), slopes
+        given = [leaf.detach().clone().requires_grad_() for leaf in given]
+        results.append(differentiate(attend, given, (filled(weights[0], queries, number), weights[1])))
+    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
+        assert torch.equal(with_zeros, with_nan), what
+    return results[0]
 
 
 def check_extreme_slopes(backend, slope, *, causal=True, hides_nearest=False, queries, keys):
