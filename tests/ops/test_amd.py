@@ -1,14 +1,10 @@
 """AMD's GPUs: Triton serves them, all kernels compile for them, and the first call says that none has run yet."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from seqwarm_kernels.ops import backends
+from tests.support.kernels import report_of
 
 pytest.importorskip("triton")
 
@@ -16,11 +12,7 @@ pytest.importorskip("triton")
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["gfx942", pytest.param("gfx950", marks=pytest.mark.exhaustive)])
 def test_calls_launch_kernels_on_a_pretended_gpu(chip):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.support.pretend_amd", chip]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    report = json.loads(run.stdout)
+    report = report_of("tests.support.pretend_amd", chip)
     assert report["problem"] is None
     kernels = report["kernels"]
     tiled = {"forward", "backward_query", "backward_key", "key_norms", "decode", "short_forward", "short_backward"}

@@ -6,11 +6,11 @@ import random
 import pytest
 import torch
 
-from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
+from tests.support.backends import needs_native
 
-pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+pytestmark = needs_native
 
 REFUSALS = (ValueError, TypeError, RuntimeError)
 SAVED = ("grad_out", "grad_lse", "out", "lse", "log2_sum", "ranges", "slopes_need_grad")

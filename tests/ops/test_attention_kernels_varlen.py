@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
-from seqwarm_kernels.self_check.calls import RESULTS
 from tests.ops.test_attention_kernels import check_results, differentiate, exact_results, implementations
 from tests.support.dense import distance_and_visibility
+from tests.support.kernels import check_nan_is_unseen
 
 on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations("alibi_attention_varlen")))
 
@@ -59,12 +59,9 @@ def test_queries_of_sequences_without_enough_keys_may_hold_nan(backend, device, 
             *tensors, ends_q, ends_k, 11, 9, slopes, return_lse=True, backend=backend, causal=True
         )
 
-    results = []
-    for filler in (0, float("nan")):
-        leaves[0][5:11] = weights[0][5:11] = filler
-        results.append(differentiate(attend, [leaf.clone().requires_grad_() for leaf in leaves], weights))
-    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
-        assert torch.equal(with_zeros, with_nan), what
+    blind = torch.zeros(20, 1, 1, dtype=torch.bool, device=device)
+    blind[5:11] = True
+    check_nan_is_unseen(attend, leaves, weights, queries=blind)
 
 
 #: Starts and window. The first are those without starts.
@@ -89,22 +86,16 @@ def test_keys_that_no_query_sees_may_hold_nan(backend, device, dtype, name):
             for queries, keys, start in zip(lengths_q, lengths_k, starts.tolist(), strict=True)
         ]
     )
-    query, key, value = (torch.randn(sum(lengths), 2, 16) for lengths in (lengths_q, lengths_k, lengths_k))
+    leaves = [torch.randn(sum(lengths), 2, 16).to(device, dtype) for lengths in (lengths_q, lengths_k, lengths_k)]
     ends = [torch.tensor([0, *lengths], device=device).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
-    slopes = torch.tensor([0.5, 0.01], device=device)
-    weights = torch.randn_like(query).to(device, dtype), torch.randn(2, 78, device=device)
+    leaves.append(torch.tensor([0.5, 0.01], device=device))
+    weights = torch.randn_like(leaves[0]), torch.randn(2, 78, device=device)
 
     def attend(leaves):
         *tensors, slopes = leaves
         return alibi_attention_varlen(*tensors, *ends, 70, 130, slopes, **options, return_lse=True, backend=backend)
 
-    results = []
-    for filler in (0, float("nan")):
-        tensors = query, *(tensor.masked_fill(unseen[:, None, None], filler) for tensor in (key, value))
-        leaves = [tensor.clone().to(device, dtype).requires_grad_() for tensor in tensors]
-        results.append(differentiate(attend, [*leaves, slopes.requires_grad_()], weights))
-    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
-        assert torch.equal(with_zeros, with_nan), what
+    check_nan_is_unseen(attend, leaves, weights, keys=unseen[:, None, None].to(device))
 
 
 @pytest.mark.parametrize("by_sequence", [False, True])

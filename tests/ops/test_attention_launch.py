@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.ops import backends
-from tests.support.kernels import DEVICES, TRITON_RUNS, CountedKernel
+from tests.support.kernels import DEVICES, TRITON_RUNS, CalledOperators, CountedKernel, report_of
 
 pytest.importorskip("triton")
 pytestmark = TRITON_RUNS
@@ -74,16 +74,7 @@ def test_no_number_causes_a_compilation(monkeypatch, is_hip, ignored):
 
 @pytest.mark.slow
 def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.support.pretend_gpu"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    counts = json.loads(run.stdout)
+    counts = report_of("tests.support.pretend_gpu")
     assert (counts.pop("launches"), counts.pop("launched alike")) == (5, True)
     # Rows that share tiles take two kernels of their own, long backward, too, and to skip keys takes two more.
     assert counts == {"shared": 2, "short": 5, "long": 9, "afterwards": 9}
@@ -266,18 +257,6 @@ def test_tf32_changes_no_16_bit_kernel(monkeypatch, allowed, is_hip):
     monkeypatch.setattr(backends, "IS_HIP", is_hip)
     assert host.precision_of(torch.float32) == ("ieee" if is_hip else allowed)
     assert host.precision_of(torch.bfloat16) == "ieee"
-
-
-class CalledOperators(TorchDispatchMode):
-    """Notes the name of each operator that is called."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("backend", [name for name in backends.BACKENDS if backends.problem(name) is None])

@@ -9,41 +9,25 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
-from seqwarm_kernels.ops import backends
-from tests.support.kernels import Exact
+from seqwarm_kernels.self_check.calls import RESULTS
+from tests.support.backends import needs_native
+from tests.support.kernels import Exact, check_attention, check_extreme_slopes
 from tests.support.tiers import first_fast
 
-pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
-NAMES = ("out", "grad_query", "grad_key", "grad_value", "grad_slopes")
-
-
-@pytest.fixture
-def threads():
-    """A function that sets the number of threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+pytestmark = needs_native
 
 
 def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32, dtype=torch.float32):
     return [torch.randn(batch_size, heads[place > 0], length, head_dim, dtype=dtype) for place in range(3)]
 
 
-def differentiate(leaves, backend, attention=alibi_attention, **options):
-    """out, and the gradients of a weighted sum of it, of query, key, value and slopes."""
-    torch.manual_seed(3)
-    *tensors, slopes = leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    out = attention(*tensors, slopes=slopes, backend=backend, **options)
-    weights = torch.randn(out.shape).to(out.dtype)
-    return out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)
+def check(tensors, slopes=None, attention=alibi_attention, **options):
+    def attend(leaves, backend):
+        *tensors, slopes = leaves
+        return attention(*tensors, slopes=slopes, backend=backend, return_lse=True, **options)
 
-
-def check(tensors, slopes=None, **options):
-    leaves = [*tensors, alibi_slopes(tensors[0].shape[1]) if slopes is None else slopes]
-    results = differentiate(leaves, "native", **options)
-    exact = Exact(lambda leaves: differentiate(leaves, "reference", **options), leaves)
-    exact.check(NAMES, results, [tensors[0].dtype] * len(NAMES))
-    return results
+    slopes = alibi_slopes(tensors[0].shape[1]) if slopes is None else slopes
+    return check_attention("native", attend, [*tensors, slopes])
 
 
 @pytest.mark.parametrize(
@@ -96,16 +80,18 @@ def test_few_queries_of_many_packed_sequences():
 @pytest.mark.parametrize("heads", first_fast([[4, 2], [1, 1]]))
 @pytest.mark.parametrize("dropout_p", first_fast([0.2, 0.0]))
 def test_the_number_of_threads_changes_only_sums_over_chunks(threads, heads, dropout_p):
-    tensors = tensors_of(700, heads, batch_size=2)
-    leaves, results = [*tensors, alibi_slopes(heads[0])], {}
+    tensors, results = tensors_of(700, heads, batch_size=2), {}
+
+    def checked():
+        torch.manual_seed(3)
+        return check(tensors, dropout_p=dropout_p)
+
     for number in (1, 3, 8):
         threads(number)
-        results[number] = differentiate(leaves, "native", dropout_p=dropout_p)
-        for first, second in zip(results[number], differentiate(leaves, "native", dropout_p=dropout_p), strict=True):
-            assert torch.equal(first, second), f"{number} threads gave other bits the second time"
-    check(tensors, dropout_p=dropout_p)
+        results[number] = checked()
+        assert all(map(torch.equal, results[number], checked())), f"{number} threads gave other bits the second time"
     for number in (1, 3):
-        for name, some, eight in zip(NAMES, results[number], results[8], strict=True):
+        for name, some, eight in zip(RESULTS, results[number], results[8], strict=True):
             if name in ("grad_key", "grad_value"):
                 torch.testing.assert_close(some, eight)
             else:
@@ -253,7 +239,7 @@ def test_strides_of_gradients(function):
         out = alibi_attention(*leaves, backend=backend)
         return torch.autograd.grad(out, leaves, grad_out.to(out.dtype))
 
-    Exact(gradients, leaves).check(NAMES[1:4], gradients(leaves, "native"), [torch.float32] * 3)
+    Exact(gradients, leaves).check(RESULTS[2:5], gradients(leaves, "native"), [torch.float32] * 3)
 
 
 @pytest.mark.parametrize("place", [530, 570])
@@ -268,14 +254,8 @@ def test_a_far_key_of_large_norm_is_in_reach(hides_some, place):
     query[0, 0, place] = key[0, 0, far]
     mask = torch.ones(1, length, dtype=torch.bool)
     mask[0, 400] = not hides_some
-    leaves = [query, key, value, torch.tensor([0.5])]
-    out = differentiate(leaves, "native", causal=True, key_padding_mask=mask)[0]
+    out = alibi_attention(query, key, value, torch.tensor([0.5]), key_padding_mask=mask, backend="native")
     assert torch.allclose(out[0, 0, place], value[0, 0, far], atol=1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_negative_slopes_reach_all_keys(causal):
-    check(tensors_of(300), slopes=torch.tensor([-0.01, -0.03]), causal=causal)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -294,26 +274,9 @@ def test_one_head_whose_dims_are_not_dense(dtype):
     check([tensor[..., ::2] for tensor in tensors])
 
 
-def test_ranges_of_short_rows_are_all_keys():
-    query, key, value = tensors_of(40)
-    options = (None, None, None, 0, True, 0.2, None, None, 0.0, 0.0, None)
-    *_, ranges = torch.ops.seqwarm.alibi_attention.native(query, key, value, alibi_slopes(2), *options)
-    assert ranges.reshape(-1, 2).tolist() == [[0, 40]] * 4  # two of 32 queries for each head
-
-
 @pytest.mark.parametrize(("queries", "keys"), first_fast([(300, 300), (2, 300), (40, 40)]))
 @pytest.mark.parametrize(
     ("slope", "hides_nearest"), [(-100.0, False), (-1e7, False), (1e4, True), (1e7, True), (3e36, False), (3e38, False)]
 )
 def test_extreme_slopes(queries, keys, slope, hides_nearest):
-    """One key has all the weight of each query, so scores and slopes have no gradient."""
-    tensors = [torch.randn(1, 1, length, 16) for length in (queries, keys, keys)]
-    mask = torch.ones(1, keys, dtype=torch.bool)
-    mask[:, 10:] = not hides_nearest
-    leaves = [*tensors, torch.tensor([slope])]
-    expected = differentiate([leaf.double() for leaf in leaves], "reference", key_padding_mask=mask)
-    found = differentiate(leaves, "native", key_padding_mask=mask)
-    for name, got, want in zip(NAMES, found, expected, strict=True):
-        most = max(want.abs().max().item(), 1.0)
-        difference = (got - want).abs().max().item()
-        assert difference <= queries * 2**-23 * most, name  # sums of at most `queries` terms
+    check_extreme_slopes("native", slope, hides_nearest=hides_nearest, queries=queries, keys=keys)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from seqwarm_kernels.ops import backends
+from tests.support.backends import needs_native
 
-pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+pytestmark = needs_native
 
 #: Of csrc/alibi_attention/cpu/problem.h: queries of a tile, keys that share a norm, the step of ranges of keys, and
 #: queries that share a range.

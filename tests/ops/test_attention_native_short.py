@@ -9,37 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
-from seqwarm_kernels.ops import backends
-from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.kernels import Exact
+from seqwarm_kernels.self_check.calls import differentiate
+from tests.support.attention_cases import draw_tensor
+from tests.support.backends import needs_native
+from tests.support.kernels import check_attention
 
 pytestmark = [
-    pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native"))),
+    needs_native,
     pytest.mark.usefixtures("poisoned_memory"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS = ["heads first", "tokens first", "strided"]
-
-
-def draw_tensor(layout, batch_size, heads, length, head_dim, dtype):
-    if layout == "tokens first":
-        return torch.randn(batch_size, length, heads, head_dim).to(dtype).transpose(1, 2)
-    if layout == "strided":
-        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3).to(dtype)[:, :, 1::2, 1:-2]
-    return torch.randn(batch_size, heads, length, head_dim).to(dtype)
-
-
-def check(attend, leaves):
-    """The native backend's results, after a comparison with the reference in float64."""
-    weights = torch.randn(leaves[0].shape), torch.randn(attend(leaves, "reference")[1].shape)
-    dtype = leaves[0].dtype
-
-    def results_of(leaves, backend):
-        return differentiate(partial(attend, backend=backend), [leaf.requires_grad_() for leaf in leaves], weights)
-
-    results = results_of(leaves, "native")
-    exact = Exact(partial(results_of, backend="reference"), leaves)
-    exact.check(RESULTS, results, (dtype, torch.float32, dtype, dtype, dtype, dtype))
 
 
 def alibi_attention_with_lse(tensors, backend, **options):
@@ -62,27 +42,22 @@ def test_rows(data, seed):
         options["segment_length"] = data.draw(st.integers(1, 20), "segment_length")
     elif data.draw(st.booleans(), "own positions"):
         options["query_start"] = torch.randint(-3, key_length + 3, (batch_size,))
-    query = draw_tensor(layout, batch_size, heads, length, head_dim, dtype)
-    key, value = (draw_tensor(layout, batch_size, key_heads, key_length, head_dim, dtype) for _ in range(2))
+    query = draw_tensor(layout, batch_size, heads, length, head_dim, dtype=dtype)
+    key, value = (draw_tensor(layout, batch_size, key_heads, key_length, head_dim, dtype=dtype) for _ in range(2))
     if data.draw(st.booleans(), "mask"):
         mask = torch.rand(batch_size, key_length) < 0.7
         options["key_padding_mask"] = mask
         key, value = (t.masked_fill(~mask[:, None, :, None], float("nan")) for t in (key, value))
     slopes = torch.rand(batch_size, heads) if data.draw(st.booleans(), "slopes by row") else torch.rand(heads) - 0.2
-
-    def attend(tensors, backend):
-        torch.manual_seed(5)
-        return alibi_attention_with_lse(tensors, backend, **options)
-
-    check(attend, [query, key, value, slopes])
+    check_attention("native", partial(alibi_attention_with_lse, **options), [query, key, value, slopes])
 
 
 @pytest.mark.parametrize("head_dim", [80, 128, 200])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_large_heads(dtype, head_dim):
     """Products of rows that are wider than a block of registers."""
-    query, key, value = (draw_tensor("tokens first", 3, heads, 24, head_dim, dtype) for heads in (2, 1, 1))
-    check(partial(alibi_attention_with_lse, causal=True), [query, key, value, torch.rand(2)])
+    query, key, value = (draw_tensor("tokens first", 3, heads, 24, head_dim, dtype=dtype) for heads in (2, 1, 1))
+    check_attention("native", partial(alibi_attention_with_lse, causal=True), [query, key, value, torch.rand(2)])
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
@@ -104,12 +79,12 @@ def test_the_only_key_of_a_query(dropout_p):
 @pytest.mark.parametrize("by_position", [False, True])
 def test_rows_that_see_no_key(by_position, dtype, length):
     """Between rows that do. No product has their keys as rows, and none may write past the last sum of a group."""
-    tensors = [draw_tensor("heads first", 3, 2, length, 64, dtype) for _ in range(3)]
+    tensors = [draw_tensor("heads first", 3, 2, length, 64, dtype=dtype) for _ in range(3)]
     mask = torch.ones(3, length, dtype=torch.bool)
     mask[1:] = by_position
     start = torch.tensor([0, -length, -length]) if by_position else None
     attend = partial(alibi_attention_with_lse, key_padding_mask=mask, query_start=start)
-    check(attend, [*tensors, torch.rand(2)])
+    check_attention("native", attend, [*tensors, torch.rand(2)])
 
 
 @settings(max_examples=25)
@@ -131,14 +106,13 @@ def test_packed_sequences(lengths, rest, dtype, causal, dropout_p, seed):
     longest = [max((pair[of] for pair in lengths), default=0) for of in (0, 1)]
 
     def attend(tensors, backend):
-        torch.manual_seed(5)
         *tensors, slopes = tensors
         return alibi_attention_varlen(
             *tensors, ends_q, ends_k, *longest, slopes, causal=causal, dropout_p=dropout_p, return_lse=True,
             skip_tolerance=0, backend=backend,
         )  # fmt: skip
 
-    check(attend, [query, key, value, slopes])
+    check_attention("native", attend, [query, key, value, slopes])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -147,7 +121,7 @@ def test_packed_sequences(lengths, rest, dtype, causal, dropout_p, seed):
 def test_a_row_does_not_depend_on_its_neighbors(layout, length, dtype):
     """Not even on NaN in them: all bits are those of the row alone."""
     batch_size, poisoned = 300 // length, 1
-    tensors = [draw_tensor(layout, batch_size, heads, length, 16, dtype) for heads in (4, 2, 2)]
+    tensors = [draw_tensor(layout, batch_size, heads, length, 16, dtype=dtype) for heads in (4, 2, 2)]
     grad_out = torch.randn(tensors[0].shape).to(dtype)
     for tensor in (*tensors, grad_out):
         tensor[poisoned] = float("nan")
@@ -177,8 +151,8 @@ STREAMED = 2**19
 def test_large_results_have_the_bits_of_small_ones(layout, dtype, head_dim):
     length, heads = 9, 4
     batch_size = -(-STREAMED // (length * heads * head_dim * dtype.itemsize))
-    leaves = [draw_tensor(layout, batch_size, heads, length, head_dim, dtype).requires_grad_() for _ in range(3)]
-    grad_out = draw_tensor(layout, batch_size, heads, length, head_dim, dtype)
+    leaves = [draw_tensor(layout, batch_size, heads, length, head_dim, dtype=dtype).requires_grad_() for _ in range(3)]
+    grad_out = draw_tensor(layout, batch_size, heads, length, head_dim, dtype=dtype)
 
     def results(rows):
         tensors = [leaf[rows] for leaf in leaves]
@@ -215,19 +189,6 @@ def test_a_hidden_row_whose_queries_hold_nan(length):
     assert (out[0] == 0).all()
     assert (lse[0] == float("-inf")).all()
     assert out[1].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_beside_queries_that_see_no_key_and_hold_nan(dtype):
-    query, key, value = (torch.randn(2, 1, 8, 16).to(dtype) for _ in range(3))
-    results = []
-    for number in (0.0, float("nan")):
-        query[:, :, :3] = number
-        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-        out = alibi_attention(*leaves, query_start=-3, backend="native")
-        results.append(torch.autograd.grad(out.sum(), leaves))
-    for expected, gradient in zip(*results, strict=True):
-        assert torch.equal(gradient, expected)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -277,4 +238,4 @@ def test_keys_that_are_minus_infinity_have_no_weight(length, dtype):
 def test_tokens_an_odd_number_of_elements_apart():
     """Pairs of bfloat16 are not read in place there."""
     leaves = [torch.randn(3, 2, 16, 65).bfloat16()[..., :64] for _ in range(3)]
-    check(alibi_attention_with_lse, [*leaves, torch.rand(2)])
+    check_attention("native", alibi_attention_with_lse, [*leaves, torch.rand(2)])

@@ -7,10 +7,10 @@ import torch
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
-from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.ops import test_attention_kernels as dense
 from tests.ops import test_attention_kernels_varlen as packed
 from tests.support.attention_cases import Case
+from tests.support.kernels import check_extreme_slopes
 from tests.support.tiers import first_fast
 
 pytestmark = [
@@ -115,26 +115,7 @@ def test_packed_sequences(name):
     ),
 )
 def test_extreme_slopes(slope, hides_nearest, causal):
-    check_extreme_slopes(slope, hides_nearest, causal, length=130)
-
-
-def check_extreme_slopes(slope, hides_nearest, causal, length):
-    """One key has all the weight of each query, so scores and slopes have no gradient."""
-    tensors = [torch.randn(1, 1, length, 16) for _ in range(3)]
-    leaves = [*tensors, torch.tensor([slope])]
-    weights = torch.randn(1, 1, length, 16), torch.zeros(1, 1, length)
-    mask = (torch.arange(length) < 10)[None] if hides_nearest else None
-
-    def results_of(backend, leaves):
-        options = {"causal": causal, "key_padding_mask": mask, "return_lse": True, "backend": backend}
-        return differentiate(lambda given: alibi_attention(*given, **options), leaves, weights)
-
-    expected = results_of("reference", [leaf.double().requires_grad_() for leaf in leaves])
-    found = results_of("triton", [leaf.requires_grad_() for leaf in leaves])
-    for name, got, want in zip(RESULTS, found, expected, strict=True):
-        terms = length * length if name == "grad_slopes" else length  # distances are terms' factors
-        most = max(want.abs().max().item(), 1.0)
-        assert (got - want).abs().max().item() <= terms * 2**-23 * most, name
+    check_extreme_slopes("triton", slope, causal=causal, hides_nearest=hides_nearest, queries=130, keys=130)
 
 
 @pytest.mark.slow

@@ -1,14 +1,13 @@
 """Short rows and segments, which share tiles in the Triton kernels."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import longer_tile, short_tile
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.kernels import DEVICES, TRITON_RUNS, Exact
+from tests.support.attention_cases import draw_tensor
+from tests.support.kernels import DEVICES, TRITON_RUNS, check_attention
 from tests.support.tiers import first_fast
 
 pytest.importorskip("triton")
@@ -28,14 +27,6 @@ def tiles_of_64_tokens(monkeypatch):
 
 def dtype_of(device, tokens):
     return torch.bfloat16 if device == "cuda" and tokens > 32 else torch.float32
-
-
-def draw_tensor(layout, batch_size, heads, length, head_dim, **like):
-    if layout == "tokens first":
-        return torch.randn(batch_size, length, heads, head_dim, **like).transpose(1, 2)
-    if layout == "strided":
-        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3, **like)[:, :, 1::2, 1:-2]
-    return torch.randn(batch_size, heads, length, head_dim, **like)
 
 
 def shares_tiles(tensors, longer=False, **options):
@@ -101,23 +92,17 @@ def test_backward_of_longer_rows(batch_size, length, layout, options, device):
 def check_results(leaves, options):
     query = leaves[0]
     batch_size, _, length, _ = query.shape
-    device, dtype = query.device, query.dtype
+    device = query.device
     options = dict(options)
     if options.pop("mask", False):
         options["key_padding_mask"] = torch.rand(batch_size, 2 * length, device=device)[:, ::2] < 0.7
     if options.pop("own positions", False):
         options["query_start"] = torch.randint(-3, length + 3, (batch_size,), device=device)
-    weights = torch.randn(query.shape, device=device, dtype=dtype), torch.randn(query.shape[:-1], device=device)
 
-    def results_of(leaves, backend):
-        def attend(tensors):
-            torch.manual_seed(5)
-            return alibi_attention(*tensors, return_lse=True, skip_tolerance=0, backend=backend, **options)
+    def attend(tensors, backend):
+        return alibi_attention(*tensors, return_lse=True, skip_tolerance=0, backend=backend, **options)
 
-        return differentiate(attend, [leaf.detach().requires_grad_() for leaf in leaves], weights)
-
-    exact = Exact(partial(results_of, backend="reference"), leaves)
-    exact.check(RESULTS, results_of(leaves, "triton"), (dtype, torch.float32, dtype, dtype, dtype, dtype))
+    check_attention("triton", attend, leaves)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels.ops import backends, call_kind
+from tests.support.kernels import CalledOperators
 
 ALL = [call_kind._call_kind]
 if backends.module is not None:
@@ -14,11 +14,6 @@ both = pytest.mark.parametrize("kind_of", ALL)
 
 class Subclass(torch.Tensor):
     pass
-
-
-class Mode(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):
@@ -80,7 +75,7 @@ def test_other_arguments_have_no_kind(kind_of, argument):
 
 
 @both
-@pytest.mark.parametrize("mode", [Mode, FunctionMode])
+@pytest.mark.parametrize("mode", [CalledOperators, FunctionMode])
 def test_no_kind_in_a_mode(kind_of, mode):
     with mode():
         assert kind_of(1) is None

@@ -188,20 +188,6 @@ def test_a_part_draws_the_mask_of_the_whole(backend, device, dtype, name):
     check_parts(whole, in_parts, leaves)
 
 
-@pytest.mark.parametrize("name", CASES)
-@on_every_implementation
-def test_origins_of_the_whole_are_its_seed(backend, device, dtype, name):
-    leaves, options = inputs_of(CASES[name], device, dtype)
-    seed = torch.tensor(-12345, device=device)
-    origins = dropout_origins(seed, *leaves[0].shape[:2])
-    want, got = (
-        results_of(partial(attend_dense, options=options, dropout_seed=each, backend=backend), leaves)
-        for each in (seed, origins)
-    )
-    for what, first, second in zip(RESULTS, want, got, strict=True):
-        assert torch.equal(first, second), what
-
-
 @pytest.mark.parametrize(("batch_size", "lengths"), [(5, (12, 12)), (2, (35, 150)), (2, (3, 520))])
 @on_every_implementation
 def test_mask_of_any_origins(backend, device, dtype, batch_size, lengths):
@@ -263,19 +249,6 @@ def test_a_part_of_packed_sequences_draws_the_mask_of_the_whole(backend, device,
         return attend_packed(tensors, lengths, seed, "reference")
 
     check_parts(whole, in_parts, packed_inputs(lengths, device, dtype))
-
-
-@pytest.mark.parametrize("name", PACKED)
-@on_every_implementation
-def test_origins_of_all_packed_sequences_are_their_seed(backend, device, dtype, name):
-    leaves = packed_inputs(PACKED[name], device, dtype)
-    seed = torch.tensor(-12345, device=device)
-    want, got = (
-        results_of(partial(attend_packed, lengths=PACKED[name], dropout_seed=each, backend=backend), leaves)
-        for each in (seed, dropout_origins(seed, 1, 4)[0])
-    )
-    for what, first, second in zip(RESULTS, want, got, strict=True):
-        assert torch.equal(first, second), what
 
 
 @pytest.mark.parametrize("name", PACKED)

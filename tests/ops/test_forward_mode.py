@@ -38,7 +38,7 @@ def by_jvp(function, tensor):
 def test_attention_refuses_tangents(call, tangent, name):
     inputs = dense_inputs()
     call(inputs)  # a known call is not checked again
-    with pytest.raises(ValueError, match=f"{name} must have no tangent"):
+    with pytest.raises(ValueError, match=name):
         tangent(lambda tensor: call(inputs | {name: tensor}), inputs[name])
     call(inputs)
 
@@ -76,7 +76,7 @@ def make_batch(tensor):
 def test_copies_of_a_batch_refuse_tangents(tangent, mode):
     embeddings = torch.randn(2, 8, 3)
     resize_batch(make_batch(embeddings), 4, mode=mode)
-    with pytest.raises(ValueError, match=r"batch\['embeddings'\] must have no tangent"):
+    with pytest.raises(ValueError, match="embeddings"):
         tangent(lambda tensor: resize_batch(make_batch(tensor), 4, mode=mode)["embeddings"], embeddings)
 
 

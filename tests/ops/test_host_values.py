@@ -6,40 +6,32 @@ import torch
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.attention import fast_path
 from seqwarm_kernels.attention.attended_share import attended_share_varlen
-from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention import validation
-from seqwarm_kernels.ops.alibi_attention.schema import VarlenOptions
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
-from tests.support.backends import OPERATOR_ERROR
+from tests.support.backends import OPERATOR_ERROR, needs_native, serving
 
-on_each_backend = pytest.mark.parametrize(
-    "backend",
-    [
-        backend
-        for backend in backends.BACKENDS
-        if backends.why_not("alibi_attention_varlen", backend, "cpu", torch.float32) is None
-    ],
-)
+on_each_backend = pytest.mark.parametrize("backend", serving("alibi_attention_varlen"))
 
-#: Changes of the arguments of 6 queries and 5 keys.
+#: The argument that is named, and changes of the arguments of 6 queries and 5 keys.
 BAD = [
-    ({"cu_seqlens_q": [0, 5, 3]}, "cu_seqlens_q must not decrease, got 3 after 5"),
-    ({"cu_seqlens_k": [0, 5, 4]}, "cu_seqlens_k must not decrease, got 4 after 5"),
-    ({"cu_seqlens_k": [0, -1, 4]}, "cu_seqlens_k must not decrease, got -1 after 0"),
-    ({"cu_seqlens_q": [0, 3, 7]}, "cu_seqlens_q must end within the 6 tokens of query, got 7"),
-    ({"cu_seqlens_k": [0, 3, 6]}, "cu_seqlens_k must end within the 5 tokens of key, got 6"),
-    ({"cu_seqlens_q": [1, 3, 6]}, "cu_seqlens_q must start with 0, got 1"),
-    ({"cu_seqlens_k": [-1, 3, 5]}, "cu_seqlens_k must start with 0, got -1"),
-    ({"cu_seqlens_q": [6]}, "cu_seqlens_q must start with 0, got 6"),
-    ({"max_seqlen_q": 3}, "max_seqlen_q must be at least 4, the length of the longest sequence, got 3"),
-    ({"max_seqlen_k": 0}, "max_seqlen_k must be at least 3, the length of the longest sequence, got 0"),
+    ("cu_seqlens_q", {"cu_seqlens_q": [0, 5, 3]}),
+    ("cu_seqlens_k", {"cu_seqlens_k": [0, 5, 4]}),
+    ("cu_seqlens_k", {"cu_seqlens_k": [0, -1, 4]}),
+    ("cu_seqlens_q", {"cu_seqlens_q": [0, 3, 7]}),
+    ("cu_seqlens_k", {"cu_seqlens_k": [0, 3, 6]}),
+    ("cu_seqlens_q", {"cu_seqlens_q": [1, 3, 6]}),
+    ("cu_seqlens_k", {"cu_seqlens_k": [-1, 3, 5]}),
+    ("cu_seqlens_q", {"cu_seqlens_q": [6]}),
+    ("max_seqlen_q", {"max_seqlen_q": 3}),
+    ("max_seqlen_k", {"max_seqlen_k": 0}),
 ]
 
 #: Only for the checks: without them, kernels would take all memory.
 EXTREME = [
-    ({"cu_seqlens_q": [0, -(2**31), 2**31 - 1]}, "cu_seqlens_q must not decrease, got -2147483648 after 0"),
-    ({"cu_seqlens_q": [-(2**31), 0, 2**31 - 1]}, "cu_seqlens_q must start with 0, got -2147483648"),
-    ({"cu_seqlens_k": [0, 0, 2**31 - 1]}, "cu_seqlens_k must end within the 5 tokens of key, got 2147483647"),
+    ("cu_seqlens_q", {"cu_seqlens_q": [0, -(2**31), 2**31 - 1]}),
+    ("cu_seqlens_q", {"cu_seqlens_q": [-(2**31), 0, 2**31 - 1]}),
+    ("cu_seqlens_k", {"cu_seqlens_k": [0, 0, 2**31 - 1]}),
 ]
 
 GOOD = [
@@ -69,10 +61,10 @@ def packing(changes):
     return [made[name] for name in ("query", "key", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")]
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD + EXTREME)
-def test_the_check_with_the_extension_and_without(changes, message):
+@pytest.mark.parametrize(("name", "changes"), BAD + EXTREME)
+def test_the_check_with_the_extension_and_without(name, changes):
     for check in (validation._check_packing, validation.check_packing):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=name):
             check(*packing(changes))
         for good in GOOD:
             check(*packing(good))
@@ -83,19 +75,18 @@ def needing_gradients(made):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize(("changes", "message"), BAD)
+@pytest.mark.parametrize(("name", "changes"), BAD)
 @on_each_backend
-def test_each_call_is_checked(backend, changes, message, gradients):
-    prepare = needing_gradients if gradients else dict
-    bad = prepare(arguments(changes, backend))
+def test_each_call_is_checked(backend, name, changes, gradients):
+    bad = arguments(changes, backend)
+    if gradients:
+        bad = needing_gradients(bad)
+    empty = {each: torch.zeros_like(bad[each]) for each in ("cu_seqlens_q", "cu_seqlens_k")}
     fast_path._checked_calls.clear()
-    with pytest.raises(ValueError, match=message):
-        alibi_attention_varlen(**bad)
-    good = {name: bad[name] for name in ("max_seqlen_q", "max_seqlen_k")}
-    good |= {name: torch.zeros_like(bad[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    alibi_attention_varlen(**{**bad, **good})
-    with pytest.raises(ValueError, match=message):  # now a known call
-        alibi_attention_varlen(**bad)
+    for _ in range(2):  # the second call is a known one
+        with pytest.raises(ValueError, match=name):
+            alibi_attention_varlen(**bad)
+        alibi_attention_varlen(**bad | empty)
 
 
 @pytest.mark.parametrize("changes", GOOD)
@@ -114,72 +105,53 @@ def test_operators_check_what_a_compiled_call_did_not(backend):
     """Values are not known while a call is traced. The operators read them when the compiled call runs."""
     compiled = torch.compile(alibi_attention_varlen, backend="aot_eager", fullgraph=True)
     compiled(**arguments({}, backend))
-    with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k must end within the 5 tokens"):
+    with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k"):
         compiled(**arguments({"cu_seqlens_k": [0, 3, 9]}, backend))
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
-@pytest.mark.parametrize("tokens", [6, 200])
-def test_native_backward_reads_no_token_that_is_not_there(tokens):
-    query = torch.randn(tokens, 2, 8)
-    good, bad = (torch.tensor([0, 2, end], dtype=torch.int32) for end in (tokens, tokens + 1))
-    options = VarlenOptions(good, good, None, tokens, tokens, True, 0.5, None, 0.0, 0.0)
-    inputs = query, query, query, torch.rand(2)
-    outputs = overload("alibi_attention_varlen", "native")(*inputs, *options)
-    with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_q must end within"):
-        overload("alibi_attention_varlen_backward", "native")(
-            query, None, *outputs, True, *inputs, *options._replace(cu_seqlens_q=bad)
-        )
+#: Changes of tensors on which the reads of native operators depend, in a packed or a dense call of 6 tokens.
+WRONG_SHAPES = {
+    "no ends": {"cu_seqlens_q": torch.zeros(0, dtype=torch.int32), "cu_seqlens_k": torch.zeros(0, dtype=torch.int32)},
+    "fewer ends": {"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)},
+    "an end beyond the tokens": {"cu_seqlens_q": torch.tensor([0, 2, 7], dtype=torch.int32)},
+    "more slopes": {"slopes": torch.rand(3, 2)},
+    "one slope": {"slopes": torch.rand(1)},
+    "a slope without dimensions": {"slopes": torch.rand(())},
+    "slopes of three dimensions": {"slopes": torch.rand(2, 2, 2)},
+}
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+@needs_native
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(
-    ("changes", "slopes", "message"),
-    [
-        ({"cu_seqlens_q": 0, "cu_seqlens_k": 0}, (2,), r"same shape \(sequences \+ 1,\), got \[0\] and \[0\]"),
-        ({"cu_seqlens_k": 2}, (2,), r"same shape \(sequences \+ 1,\), got \[3\] and \[2\]"),
-        ({}, (3, 2), r"slopes must be \(2,\) or \(2, 2\), got \[3, 2\]"),
-        ({}, (1,), r"slopes must be \(2,\) or \(2, 2\), got \[1\]"),
-    ],
-)
-def test_native_operators_check_shapes_on_which_reads_depend(changes, slopes, message, backward):
-    """Public functions check them, too. An operator may be called without one."""
-    query, ends = torch.randn(6, 2, 8), torch.tensor([0, 2, 6], dtype=torch.int32)
-    options = VarlenOptions(ends, ends, None, 6, 6, True, 0.5, None, 0.0, 0.0)
-    outputs = overload("alibi_attention_varlen", "native")(query, query, query, torch.rand(2), *options)
-    options = options._replace(**{name: ends[:count] for name, count in changes.items()})
-    inputs = query, query, query, torch.rand(slopes), *options
-    if backward:
-        operator, inputs = "alibi_attention_varlen_backward", (query, None, *outputs, True, *inputs)
-    else:
-        operator = "alibi_attention_varlen"
-    with pytest.raises(OPERATOR_ERROR, match=message):
-        overload(operator, "native")(*inputs)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("name", WRONG_SHAPES)
+def test_native_operators_check_what_their_reads_depend_on(name, packed, backward):
+    """Public functions check it, too. An operator may be called without one."""
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    operator, options = "alibi_attention", DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
+    query = torch.randn(2, 2, 6, 8)
+    if packed:
+        operator, query = "alibi_attention_varlen", query[0].transpose(0, 1)
+        options = VarlenOptions(ends, ends, None, 6, 6, True, 0.5, None, 0.0, 0.0)
+    given = {"query": query, "key": query, "value": query, "slopes": torch.rand(2)} | options._asdict()
+    changes = WRONG_SHAPES[name]
+    if not changes.keys() <= given.keys():
+        changes = {"query_start": torch.zeros(3, dtype=torch.int64)}
+    outputs = overload(operator, "native")(*given.values())
+    before = (query, None, *outputs, True) if backward else ()
+    with pytest.raises(OPERATOR_ERROR, match=r"slopes|cu_seqlens|query_start"):
+        overload(operator + backward * "_backward", "native")(*before, *(given | changes).values())
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
-def test_native_operators_check_the_shape_of_slopes():
-    query = torch.randn(3, 2, 4, 8)
-    options = (None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-
-    def attend(slopes):
-        return overload("alibi_attention", "native")(query, query, query, slopes, *options)[0]
-
-    slopes = torch.rand(2)
-    assert torch.equal(attend(slopes), attend(slopes.repeat(3, 1)))
-    for shape in ((), (3,), (2, 2), (3, 3), (3, 3, 2)):
-        with pytest.raises(OPERATOR_ERROR, match=r"slopes must be \(2,\) or \(3, 2\), got"):
-            attend(torch.rand(shape))
-
-
-@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_native_operators_check_the_number_of_positions(dtype):
-    query, starts = torch.randn(3, 2, 4, 8), torch.zeros(2, dtype=dtype)
-    options = (starts, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-    with pytest.raises(OPERATOR_ERROR, match="query_start must have one entry, or one for each of the 3 rows, got 2"):
-        overload("alibi_attention", "native")(query, query, query, torch.rand(2), *options)
+@needs_native
+def test_slopes_of_each_row_may_be_the_same():
+    query, slopes = torch.randn(3, 2, 4, 8), torch.rand(2)
+    options = DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
+    one, other = (
+        overload("alibi_attention", "native")(query, query, query, each, *options)[0]
+        for each in (slopes, slopes.repeat(3, 1))
+    )
+    assert torch.equal(one, other)
 
 
 def test_nothing_is_read_without_values():
@@ -192,39 +164,30 @@ def test_nothing_is_read_without_values():
 
 @on_each_backend
 def test_the_share_of_attended_keys_needs_the_same_values(backend):
-    with pytest.raises(ValueError, match="cu_seqlens_q must end within the 6 tokens of query, got 7"):
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
         attended_share_varlen(**arguments({"cu_seqlens_q": [0, 3, 7]}, backend))
 
 
 FARTHEST = 2**60
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("start", [FARTHEST + 1, -FARTHEST - 1, 2**63 - 1, -(2**63)])
 @on_each_backend
-def test_positions_are_checked_in_each_call(backend, start, gradients):
+def test_positions_are_checked_in_each_call(backend, start, gradients, packed):
     query = torch.randn(2, 2, 3, 8, requires_grad=gradients)
-
-    def attend(start, **options):
-        return alibi_attention(query, query, query, query_start=torch.tensor([0, start]), backend=backend, **options)
-
+    inputs = {"query": query, "key": query, "value": query, "backend": backend}
+    if packed:
+        inputs = arguments({}, backend)
+        inputs = needing_gradients(inputs) if gradients else inputs
+    attend = alibi_attention_varlen if packed else alibi_attention
     fast_path._checked_calls.clear()
-    for options in ({}, {"dropout_p": 0.5}):
+    for dropout_p in (0.0, 0.5):
         for _ in range(2):  # the second call is a known one
-            with pytest.raises(ValueError, match=f"query_start must be from -2\\*\\*60 to 2\\*\\*60, got {start}"):
-                attend(start, **options)
-            attend(1, **options)
-
-
-@on_each_backend
-def test_positions_of_packed_sequences_are_checked_in_each_call(backend):
-    fast_path._checked_calls.clear()
-    for options in ({}, {"dropout_p": 0.5}):
-        made = arguments({}, backend, **options)
-        for _ in range(2):  # the second call is a known one
-            with pytest.raises(ValueError, match="query_start must be from"):
-                alibi_attention_varlen(**made, query_start=torch.tensor([0, 2**60 + 1]))
-            alibi_attention_varlen(**made, query_start=torch.tensor([0, 2]))
+            with pytest.raises(ValueError, match="query_start"):
+                attend(**inputs, query_start=torch.tensor([0, start]), dropout_p=dropout_p)
+            attend(**inputs, query_start=torch.tensor([0, 1]), dropout_p=dropout_p)
 
 
 @pytest.mark.parametrize("start", [FARTHEST, -FARTHEST, torch.iinfo(torch.int32).max, 0])

@@ -8,6 +8,7 @@ import torch
 
 from seqwarm_kernels.ops import backends, kernels
 from seqwarm_kernels.ops.library import overload
+from tests.support.backends import needs_native
 
 NAME = kernels.module_name(torch.__version__)
 
@@ -57,7 +58,7 @@ def test_libraries_that_do_not_load(package):
     assert "the kernels do not load; `pip install --no-build-isolation .` rebuilds them: " in kernels.load().problem
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+@needs_native
 def test_the_kernels_say_how_they_were_built():
     info = backends.kernels.build_info()
     assert info["torch"].count(".") >= 2

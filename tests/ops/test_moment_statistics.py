@@ -1,25 +1,21 @@
 """`seqwarm::moment_statistics`: all backends against float64; launches and compilation of the Triton kernel."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 
+from ..support.backends import serving
 from ..support.defaults import other_defaults
-from ..support.kernels import CountedKernel
+from ..support.kernels import CountedKernel, report_of
 from ..support.tiers import first_fast
 
 NAME = "moment_statistics"
-SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]
+SERVING = serving(NAME, None)
 on_every_backend = pytest.mark.parametrize("backend", SERVING)
 interpreted = pytest.mark.skipif("triton" not in SERVING, reason="Triton's interpreter is not available")
 
@@ -82,13 +78,6 @@ def test_float64_is_not_rounded_to_float32(backend):
 
 
 @on_every_backend
-def test_each_number_is_of_its_own_list(backend):
-    ones = torch.ones(4)
-    got = overload(NAME, backend)([-2 * ones], [9 * ones], [5 * ones])
-    assert got.tolist() == [12, 3, 8, 2, 100]
-
-
-@on_every_backend
 def test_some_but_not_all_lists_may_be_empty(backend):
     some = [torch.tensor([-3.0])]
     assert overload(NAME, backend)(some, [], []).tolist() == [0, 0, 3, 3, 0]
@@ -98,7 +87,7 @@ def test_some_but_not_all_lists_may_be_empty(backend):
 
 
 def test_three_empty_lists_are_refused():
-    with pytest.raises(ValueError, match="needs at least one tensor, got three empty lists"):
+    with pytest.raises(ValueError, match="tensor"):
         overload(NAME, "reference")([], [], [])
 
 
@@ -129,15 +118,12 @@ def test_sizes_around_blocks_and_chunks_of_the_native_loop(backend):
 
 
 @pytest.mark.skipif("native" not in SERVING, reason="the kernels are not built")
-def test_native_bits_do_not_depend_on_the_threads():
+def test_native_bits_do_not_depend_on_the_threads(threads):
     lists = [[torch.rand(n) for n in (3, 400_000, 17_000)] for _ in range(3)]
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            found.append(overload(NAME, "native")(*lists))
-    finally:
-        torch.set_num_threads(threads)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(overload(NAME, "native")(*lists))
     assert all(torch.equal(found[0], other) for other in found)
 
 
@@ -220,13 +206,6 @@ def test_opcheck(backend):
     torch.library.opcheck(overload(NAME, backend), (tensors, tensors, tensors))
 
 
-def test_traces_into_a_graph():
-    tensors = [torch.rand(3, 4), torch.rand(5)]
-    operator = overload(NAME, "reference")
-    compiled = torch.compile(lambda lists: operator(*lists) * 2, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled([tensors] * 3), operator(*[tensors] * 3) * 2)
-
-
 @interpreted
 def test_one_launch_and_the_same_bits_each_time(monkeypatch):
     from seqwarm_kernels.ops.moment_statistics import triton as host
@@ -305,11 +284,7 @@ def test_contents_are_read_again_if_addresses_are_cached(monkeypatch):
 @pytest.mark.parametrize("chip", [80, 90, 100])
 def test_the_kernel_compiles_once_and_to_wide_loads(chip):
     pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.support.pretend_moments", str(chip)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    report = json.loads(run.stdout)
+    report = report_of("tests.support.pretend_moments", chip)
     assert report["kernels"] == 1
     assert report["spilled"] == 0
     assert report["wide_loads"] == 16  # 2048 items by 128 threads: 4 loads of float32, 2 and 2 of halves, 8 of float64

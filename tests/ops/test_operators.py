@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
 from seqwarm_kernels.ops import backends, kernels
@@ -15,13 +14,11 @@ from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptio
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
 from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
+from tests.support.backends import serving
+from tests.support.kernels import CalledOperators
 from tests.support.tiers import first_fast
 
 CU_SEQLENS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
-
-
-def serving(operator, dtype=None):
-    return [name for name in backends.BACKENDS if backends.why_not(operator, name, "cpu", dtype) is None]
 
 
 def on_every_backend(operator, dtype=None):
@@ -292,21 +289,6 @@ def test_meta_tensors_have_shapes():
 
 
 @on_every_backend("alibi_attention")
-def test_second_derivatives_are_refused(backend):
-    query = torch.randn(1, 2, 5, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(
-        alibi_attention(query, query, query, backend=backend).sum(), query, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="alibi_attention has no second derivative"):
-        gradient.sum().backward()
-    packed = torch.randn(7, 2, 4, requires_grad=True)
-    out = alibi_attention_varlen(packed, packed, packed, CU_SEQLENS, CU_SEQLENS, 4, 4, backend=backend)
-    (gradient,) = torch.autograd.grad(out.sum(), packed, create_graph=True)
-    with pytest.raises(RuntimeError, match="alibi_attention has no second derivative"):
-        gradient.sum().backward()
-
-
-@on_every_backend("alibi_attention")
 def test_checkpointing_replays_the_dropout(backend):
     inputs = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)]
 
@@ -325,17 +307,10 @@ def test_checkpointing_replays_the_dropout(backend):
 def test_selective_checkpointing_knows_the_operator_by_name(backend):
     """torch.ops.seqwarm.alibi_attention.<backend> runs once if its outputs are saved, else twice."""
     inputs = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)]
-    operator, calls = getattr(torch.ops.seqwarm.alibi_attention, backend), []
-
-    class Calls(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            calls.append(function)
-            return function(*args, **(kwargs or {}))
-
+    operator = getattr(torch.ops.seqwarm.alibi_attention, backend)
     expected = torch.autograd.grad(alibi_attention(*inputs, backend=backend).square().sum(), inputs)
     for saved, times in (([operator], 1), ([], 2)):
-        calls.clear()
-        with Calls():
+        with CalledOperators() as called:
             out = torch.utils.checkpoint.checkpoint(
                 lambda *tensors: alibi_attention(*tensors, backend=backend),
                 *inputs,
@@ -344,7 +319,7 @@ def test_selective_checkpointing_knows_the_operator_by_name(backend):
             )
             found = torch.autograd.grad(out.square().sum(), inputs)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-        assert calls.count(operator) == times
+        assert called.names.count(operator.name()) == times
 
 
 @pytest.mark.skipif(backends.module is None, reason="the module for this torch is not built")

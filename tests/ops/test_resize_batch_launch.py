@@ -1,9 +1,5 @@
 """Launches of resize_batch: one for all tensors, from pinned memory, in graphs; and the compiled kernel."""
 
-import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -14,7 +10,7 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 
-from ..support.kernels import CountedKernel
+from ..support.kernels import CountedKernel, report_of
 from ..support.tiers import first_fast
 
 triton = pytest.importorskip("triton")
@@ -164,11 +160,7 @@ def test_tensors_that_are_copied_alike_share_code():
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", [80, 90, 100, 120])
 def test_the_kernels_compile_to_wide_moves_and_once_for_a_ramp(chip):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.support.pretend_resize", str(chip)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    report = json.loads(run.stdout)
+    report = report_of("tests.support.pretend_resize", chip)
     for rule, kernel in report["kernels"].items():
         assert kernel["spilled_bytes"] == 0, (rule, kernel)
         assert kernel["wide_loads"] >= 8, (rule, kernel)  # only of the features, where the last token is kept

@@ -105,6 +105,15 @@ def tensors_of(case, device, dtype, stretch=1):
     return [LAYOUTS[layout](tensor).requires_grad_() for layout, tensor in zip(layouts, dense, strict=True)]
 
 
+def draw_tensor(layout, batch_size, heads, length, head_dim, **like):
+    """A random tensor of "heads first", "tokens first", or "strided": a part of a larger one."""
+    if layout == "tokens first":
+        return torch.randn(batch_size, length, heads, head_dim, **like).transpose(1, 2)
+    if layout == "strided":
+        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3, **like)[:, :, 1::2, 1:-2]
+    return torch.randn(batch_size, heads, length, head_dim, **like)
+
+
 def _projection(tensor):
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 

@@ -8,6 +8,19 @@ from seqwarm_kernels.ops import backends
 #: What an operator raises by itself for wrong arguments: RuntimeError with the library alone and torch 2.15.
 OPERATOR_ERROR = (ValueError, RuntimeError) if backends.module is None else ValueError
 
+needs_native = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+
+
+def serving(operator="alibi_attention", dtype=torch.float32):
+    """Names of the backends that serve CPU tensors of a dtype."""
+    return [name for name in backends.BACKENDS if backends.why_not(operator, name, "cpu", dtype) is None]
+
+
+def needs_interpreter(operator="alibi_attention", dtype=torch.float32):
+    """Marks tests of Triton's kernels on the CPU."""
+    reason = "Triton's interpreter does not serve here"
+    return pytest.mark.skipif(backends.why_not(operator, "triton", "cpu", dtype) is not None, reason=reason)
+
 
 def served(operator, without=None):
     """Parameters (backend, device): all on the CPU, and on a GPU all but the reference. `without` names one to omit."""

@@ -1,10 +1,19 @@
-"""Where Triton's kernels run, checks of results in float64, and a kernel that counts its launches."""
+"""Where Triton's kernels run, checks of results in float64, and what is launched and called."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check import exact
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 
 #: Marks tests of Triton's attention kernels on DEVICES.
 TRITON_RUNS = pytest.mark.skipif(
@@ -19,6 +28,78 @@ class Exact(exact.Exact):
         """Check each result in the precision of its dtype."""
         for comparison in self.compare(names, results, dtypes):
             assert comparison.within(), str(comparison)
+
+
+def check_attention(backend, attend, leaves):
+    """out, lse and gradients of attend(leaves, backend), beside the reference in float64. All draw the same dropout."""
+    like = leaves[0]
+    weights = torch.randn_like(like), torch.randn(attend(leaves, "reference")[1].shape, device=like.device)
+
+    def results_of(leaves, backend):
+        torch.manual_seed(5)
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        return differentiate(partial(attend, backend=backend), leaves, weights)
+
+    results = results_of(leaves, backend)
+    exact = Exact(partial(results_of, backend="reference"), leaves)
+    exact.check(RESULTS, results, (like.dtype, torch.float32, *[like.dtype] * 4))
+    return results
+
+
+def check_nan_is_unseen(attend, leaves, weights, *, queries=None, keys=None):
+    """Results have the same bits with NaN as with zeros in masked queries, their gradients, masked keys and values."""
+
+    def filled(tensor, mask, number):
+        return tensor if mask is None else tensor.masked_fill(mask, number)
+
+    query, key, value, slopes = leaves
+    results = []
+    for number in (0.0, float("nan")):
+        given = filled(query, queries, number), filled(key, keys, number), filled(value, keys, number), slopes
+        given = [leaf.detach().clone().requires_grad_() for leaf in given]
+        results.append(differentiate(attend, given, (filled(weights[0], queries, number), weights[1])))
+    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
+        assert torch.equal(with_zeros, with_nan), what
+    return results[0]
+
+
+def check_extreme_slopes(backend, slope, *, causal=True, hides_nearest=False, queries, keys):
+    """One key has all the weight of each query, so scores and slopes have no gradient."""
+    leaves = [*(torch.randn(1, 1, length, 16) for length in (queries, keys, keys)), torch.tensor([slope])]
+    weights = torch.randn(1, 1, queries, 16), torch.zeros(1, 1, queries)
+    mask = (torch.arange(keys) < 10)[None] if hides_nearest else None
+
+    def results_of(leaves, backend):
+        options = {"causal": causal, "key_padding_mask": mask, "return_lse": True, "backend": backend}
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        return differentiate(lambda given: alibi_attention(*given, **options), leaves, weights)
+
+    expected = results_of([leaf.double() for leaf in leaves], "reference")
+    for name, got, want in zip(RESULTS, results_of(leaves, backend), expected, strict=True):
+        terms = queries * keys if name == "grad_slopes" else max(queries, keys)  # distances are terms' factors
+        most = max(want.abs().max().item(), 1.0)
+        assert (got - want).abs().max().item() <= terms * 2**-23 * most, name
+
+
+def report_of(module, *arguments, **environment):
+    """What `python -m module` prints as JSON, where Triton compiles."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+class CalledOperators(TorchDispatchMode):
+    """Notes the name of each operator that is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def record_launches(monkeypatch, host):
