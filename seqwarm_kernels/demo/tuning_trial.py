@@ -52,7 +52,7 @@ class DemoTrial:
             "max_seq_length": settings.seq_length,
             "learning_rate_warmup": warmup,
             "unit": "token",
-            "durations": sorted({total * percent // 100 for percent in _PERCENT}),  # a short run has some twice
+            "durations": tuple(sorted({total * percent // 100 for percent in _PERCENT})),  # a short run has some twice
             "settings": {**values, "text_sha256": self.corpus.fingerprint()},
         }
 
