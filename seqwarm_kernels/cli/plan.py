@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
         check_figure(arguments.figure)
         from ..schedule.scheduler import SequenceLengthScheduler
-        from .plan_report import draw, table
+        from ..utils.figures import write_figure
+        from .plan_report import plan_figure, table
         from .schedule_plan import ModelSize, plan_schedule
 
         scheduler = SequenceLengthScheduler(
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> Result:
             file=standard_error(),
         )
     if arguments.figure is not None:
-        draw(plan, arguments.figure)
+        write_figure(lambda: plan_figure(plan), arguments.figure)
     if exchanges is None:
         return Result(plan.to_json(), table(plan))
     return Result({**plan.to_json(), "exchanges": exchanges.to_json()}, f"{table(plan)}\n\n{exchanges.table()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..schedule.scheduler import SequenceLengthScheduler
@@ -48,7 +48,7 @@ class DemoTrial:
         if multiples * warmup > total:
             raise ValueError(f"multiples must keep a trial within the run's {total:,} tokens, got {multiples:g}")
         unused = ("evaluations", "length_warmup")
-        values = {name: value for name, value in settings.to_json().items() if name not in unused}
+        values = {name: value for name, value in asdict(settings).items() if name not in unused}
         return {
             "max_seq_length": settings.seq_length,
             "learning_rate_warmup": warmup,

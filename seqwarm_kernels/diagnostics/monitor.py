@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -216,15 +217,10 @@ class TrainingMonitor:
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls, even if one of them raises; then raise the first error."""
-    first: Exception | None = None
-    for call in calls:
-        try:
-            call()
-        except Exception as error:
-            first = first or error
-    if first is not None:
-        raise first
+    """Make all calls, even if one of them raises; errors are raised at the end."""
+    with ExitStack() as stack:
+        for call in reversed(list(calls)):
+            stack.callback(call)
 
 
 def _concatenated(statistics: Tensor, values: Iterable[Tensor]) -> Tensor:

@@ -365,16 +365,9 @@ def test_numpy_numbers(optimizer):
     assert (records[0].loss, records[0].extra) == (0.5, {"rate": 0.25})
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (3, "state_dict must be a mapping, got int"),
-        ({"steps": 1, "spikes": 2, "min_loss": None, "max_loss_ratio": None}, "spikes must be at most steps 1, got 2"),
-    ],
-)
-def test_invalid_states_are_refused(optimizer, state, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        TrainingMonitor(optimizer).load_state_dict(state)
+def test_a_state_is_a_mapping(optimizer):
+    with pytest.raises(TypeError, match="state_dict"):
+        TrainingMonitor(optimizer).load_state_dict(3)
 
 
 def test_parameters_that_deepspeed_shards_warn():
