@@ -63,7 +63,6 @@ def make_parser() -> argparse.ArgumentParser:
     epilog = f"{_EXAMPLES}\n{completion.HELP}\n{EXIT_STATUS}"
     parser = argparse.ArgumentParser("seqwarm", description=_DESCRIPTION, epilog=epilog, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"seqwarm_kernels {__version__}")
-    completion.add_argument(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(COMMANDS)}}}")
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(
@@ -76,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_arguments(subparser)
         add_json(subparser)
         subparser.set_defaults(run=command.run)
+    completion.add_argument(parser)
     return parser
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-#: Those of shtab, which is imported only when its script is asked for.
-SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
+from collections.abc import Iterator
 
 HELP = """\
 shell completion:
@@ -18,35 +14,20 @@ shell completion:
   Then open a new shell.
 """
 
-#: Metavars of options that name files or folders.
-_FILES, _FOLDERS = ("FILE",), ("DIR",)
+#: Metavars of options that name files or folders, and shtab's constants for them.
+_COMPLETED = {"FILE": "FILE", "DIR": "DIRECTORY"}
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--print-completion", action=_PrintCompletion, choices=SHELLS, help="print the completion script of a shell"
-    )
-
-
-class _PrintCompletion(argparse.Action):
-    """Prints and exits, as --help does."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        try:
-            import shtab
-        except ImportError:
-            parser.exit(1, 'seqwarm: error: completion needs shtab: pip install "seqwarm_kernels[completion]"\n')
-        for action in _actions(parser):
-            if action.metavar in (*_FILES, *_FOLDERS):
-                action.complete = shtab.FILE if action.metavar in _FILES else shtab.DIRECTORY  # type: ignore[attr-defined]
-        print(shtab.complete(parser, str(values)))
-        parser.exit()
+    """Add `--print-completion` to a parser that has all its commands, if shtab is installed."""
+    try:
+        import shtab
+    except ImportError:
+        return
+    shtab.add_argument_to(parser, help="print the completion script of a shell")
+    for action in _actions(parser):
+        if action.metavar in _COMPLETED:
+            action.complete = getattr(shtab, _COMPLETED[action.metavar])  # type: ignore[attr-defined]
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

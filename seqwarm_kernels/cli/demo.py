@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from .common import CommandError, Result, add_training, training_settings, usage_errors
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Result:
         settings = training_settings(arguments, quick=arguments.quick)
         corpus = read_corpus(arguments.text, settings.seq_length)
         path = arguments.report or Path("reports") / time.strftime("demo-%Y%m%d-%H%M%S")
-        folder = RunFolder.open(path, {**settings.to_json(), "text_sha256": corpus.fingerprint()})
+        folder = RunFolder.open(path, {**asdict(settings), "text_sha256": corpus.fingerprint()})
     print(f"{settings.describe()}\nText: {corpus.describe()}\nReport folder: {path}\n")
     try:
         comparison = Comparison.of(run_both(folder, settings, corpus))

@@ -24,16 +24,6 @@ examples:
   seqwarm info --json
 """
 
-CPUINFO = Path("/proc/cpuinfo")
-
-#: Names of Arm's CPUs for servers, by implementer and part. As in lscpu.
-ARM_PARTS = {
-    ("0x41", "0xd0c"): "Neoverse-N1",  # Graviton2, Ampere Altra
-    ("0x41", "0xd40"): "Neoverse-V1",  # Graviton3
-    ("0x41", "0xd49"): "Neoverse-N2",
-    ("0x41", "0xd4f"): "Neoverse-V2",  # Graviton4, Grace
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command has no options of its own."""
@@ -84,21 +74,19 @@ def collect_info() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    return f"{_cpu_model()}, {os.cpu_count()} cores"
-
-
-def _cpu_model() -> str:
+    """As lscpu or sysctl name it, with the number of cores."""
     if platform.system() == "Darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    entries = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    if "model name" in entries:
-        return entries["model name"]
-    if "CPU part" in entries:  # on Arm
-        part = entries["CPU implementer"], entries["CPU part"]
-        return ARM_PARTS.get(part, "Arm CPU, implementer {}, part {}".format(*part))
-    return platform.processor()
+        name = _printed("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string").strip()
+    elif shutil.which("lscpu"):
+        entries = dict(line.split(":", 1) for line in _printed("lscpu").splitlines() if ":" in line)
+        name = entries.get("Model name", "").strip()
+    else:
+        name = ""
+    return f"{name or platform.processor()}, {os.cpu_count()} cores"
+
+
+def _printed(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
 
 
 def _triton_version() -> tuple[str | None, str | None]:

@@ -30,7 +30,7 @@ _DEFAULT_SHARE = 0.3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     schedule = parser.add_argument_group("the schedule")
     add = schedule.add_argument
-    add("--duration", type=_units, required=True, metavar="UNITS", help="units until the full length; required")
+    add("--duration", type=int, required=True, metavar="UNITS", help="units until the full length; required")
     total_help = f"units of the whole run, the ramp included (default: duration / {_DEFAULT_SHARE})"
     add("--total", type=int, metavar="UNITS", help=total_help)
     add("--unit", default="step", help="what is counted: step, token or sample")
@@ -53,21 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_figure(parser, "the lengths and the tokens")
 
 
-def _units(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number of units (steps, tokens or samples), got {text!r}; for a share of the training, "
-            "as in Composer, multiply it by the units of the whole run"
-        ) from None
-
-
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
         check_figure(arguments.figure)
         from ..schedule.scheduler import SequenceLengthScheduler
-        from .plan_report import draw, table
+        from ..utils.figures import write_figure
+        from .plan_report import plan_figure, table
         from .schedule_plan import ModelSize, plan_schedule
 
         scheduler = SequenceLengthScheduler(
@@ -78,7 +69,7 @@ def run(arguments: argparse.Namespace) -> Result:
             unit=arguments.unit,
             pacing=pacing(arguments.root),
         )
-        total = _total(arguments)
+        total = round(arguments.duration / _DEFAULT_SHARE) if arguments.total is None else arguments.total
         if arguments.hidden_size is None:
             arguments.hidden_size = 768 if arguments.head_dim is None else arguments.heads * arguments.head_dim
         model = ModelSize(arguments.layers, arguments.hidden_size, arguments.vocab_size)
@@ -91,38 +82,19 @@ def run(arguments: argparse.Namespace) -> Result:
             file=standard_error(),
         )
     if arguments.figure is not None:
-        draw(plan, arguments.figure)
+        write_figure(lambda: plan_figure(plan), arguments.figure)
     if exchanges is None:
         return Result(plan.to_json(), table(plan))
     return Result({**plan.to_json(), "exchanges": exchanges.to_json()}, f"{table(plan)}\n\n{exchanges.table()}")
 
 
-def _total(arguments: argparse.Namespace) -> int:
-    """Units of the whole run.
-
-    Raises:
-        ValueError: neither option tells them.
-    """
-    if arguments.total is not None:
-        return int(arguments.total)
-    if arguments.duration < 1:
-        raise ValueError(f"--duration must be at least 1 without --total, got {arguments.duration}")
-    return round(arguments.duration / _DEFAULT_SHARE)
-
-
 def _exchanges(arguments: argparse.Namespace) -> Exchanges:
-    """What the ranks exchange for a batch of the full length.
-
-    Raises:
-        ValueError: an option does not fit.
-    """
+    """What the ranks exchange for a batch of the full length."""
     from .exchanges import ContextSize, Exchanges, normal_widths
 
     heads, length, ranks = arguments.heads, arguments.max_seq_length, arguments.ranks
     if heads > 0 and arguments.head_dim is None and arguments.hidden_size % heads:
         raise ValueError(f"--heads must divide --hidden-size {arguments.hidden_size} without --head-dim, got {heads}")
-    if ranks > 0 and length % ranks:
-        raise ValueError(f"--max-seq-length must be a multiple of --ranks {ranks}, got {length}")
     size = ContextSize(
         heads=heads,
         key_heads=heads if arguments.key_heads is None else arguments.key_heads,

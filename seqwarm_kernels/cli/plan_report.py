@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..utils.figures import label_lines, new_figure, plot, short_numbers, write_figure
+from ..utils.figures import label_lines, new_figure, plot, short_numbers
 from .schedule_plan import PlannedStage, SchedulePlan
 
 if TYPE_CHECKING:
@@ -40,15 +38,6 @@ def table(plan: SchedulePlan) -> str:
         f"{plan.attention_saved():.1%} fewer than for the same tokens at full length",
     ]
     return "\n".join(lines)
-
-
-def draw(plan: SchedulePlan, path: Path) -> None:
-    """Draw the length and the tokens so far over the run, as a PNG or an SVG.
-
-    Raises:
-        ImportError: matplotlib is not installed. The message says how to install it.
-    """
-    write_figure(functools.partial(plan_figure, plan), path)
 
 
 def plan_figure(plan: SchedulePlan) -> Figure:

@@ -80,9 +80,9 @@ def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
         check_figure(arguments.figure, made=arguments.folder)
         trial = None if arguments.trial else _demo_trial(arguments)
-        configuration = SearchConfiguration.checked(
+        configuration = SearchConfiguration(
             **_options(arguments, trial),
-            min_seq_lengths=arguments.min_seq_lengths,
+            min_seq_lengths=tuple(arguments.min_seq_lengths),
             multiples=arguments.multiples,
             max_rise=arguments.max_rise,
             step_size=arguments.step_size,
@@ -120,7 +120,7 @@ def _options(arguments: argparse.Namespace, trial: DemoTrial | None) -> dict[str
         if arguments.learning_rate_warmup is not None:
             raise ValueError("--learning-rate-warmup needs --trial: that of the demo's GPT is 5% of its tokens")
         options = trial.search_options(arguments.multiples)
-        return options | ({"durations": arguments.durations} if arguments.durations else {})
+        return options | ({"durations": tuple(arguments.durations)} if arguments.durations else {})
     if arguments.seq_length is None or arguments.learning_rate_warmup is None:
         raise ValueError("--trial needs --seq-length and --learning-rate-warmup")
     for name in ("text", "device", *(name for name, *_ in TRAINING if name != "seq_length")):
@@ -130,7 +130,7 @@ def _options(arguments: argparse.Namespace, trial: DemoTrial | None) -> dict[str
         "max_seq_length": arguments.seq_length,
         "learning_rate_warmup": arguments.learning_rate_warmup,
         "unit": arguments.unit,
-        "durations": arguments.durations,
+        "durations": tuple(arguments.durations or ()),
         "settings": {"trial": arguments.trial},
     }
 

@@ -26,7 +26,7 @@ def write_report(
     lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
     figure = folder.path / FIGURE
     write_figure(lambda: progress_figure(comparison, lengths, settings.seed), figure)
-    made_by = {"text": corpus.describe(), **settings.to_json(), "device": _device_name(settings)}
+    made_by = {"text": corpus.describe(), **asdict(settings), "device": _device_name(settings)}
     parts = [
         f"**{comparison.headline()}**",
         comparison.speed_warning() or "",
@@ -55,7 +55,7 @@ def result_as_json(folder: RunFolder, settings: Settings, comparison: Comparison
         "target_loss": comparison.target,
         "baseline_reached": asdict(comparison.baseline_crossing),
         "warmup_reached": None if crossing is None else asdict(crossing),
-        "settings": settings.to_json(),
+        "settings": asdict(settings),
         "records": [asdict(record) for record in comparison.baseline + comparison.warmup],
     }
 
@@ -76,15 +76,12 @@ def _result_row(records: list[Record], crossing: Crossing | None) -> list[str]:
 
 def _explanation(settings: Settings) -> str:
     return f"""\
-- Both runs start from the same weights, and train on {settings.total_tokens:,} tokens (bytes) each, from the same
-  windows of the same text. One trains at length {settings.seq_length} throughout. The other starts at length
-  {settings.min_seq_length} and grows over the first {settings.length_warmup:.0%} of the tokens.
-- Validation loss is that of held-out text at the full length, in nats per byte. Lower is better.
+- Both runs start from the same weights and train on {settings.total_tokens:,} tokens (bytes) of the same windows. One
+  trains at length {settings.seq_length} throughout, the other starts at length {settings.min_seq_length} and grows over
+  the first {settings.length_warmup:.0%} of the tokens, in more and smaller steps.
+- At equal tokens, both runs have the same learning rate.
 - "Reached" is the first crossing of the baseline's final loss, linearly interpolated between evaluations.
-- Seconds are those of training only. They are measured once: differences of a few per cent mean nothing.
-  "Tokens/s at full length" should be about equal, since both runs do the same work there.
-- A step on short sequences has fewer tokens, so the warmup run makes more and smaller steps from the same tokens.
-- The learning rate follows tokens, not steps: at equal tokens, both runs have the same one.
+- Seconds are those of training only. "Tokens/s at full length" should be about equal: both runs do the same work there.
 - One seed is one sample. `--seed 1` gives another."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,9 +70,6 @@ class Settings:
             f"{self.seq_length} throughout, then growing from {self.min_seq_length} over the first "
             f"{self.length_warmup:.0%} of the tokens."
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 #: Chosen so that both runs together take three to four minutes on 2 cores.

@@ -7,19 +7,16 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..allocator.report import AllocatorReport
 from ..allocator.warmup import warmup_allocator
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.progress import standard_error
 from ..utils.run_folder import RunFolder
 from .batches import Batch, training_batch, validation_set
 from .model import build_model, next_byte_loss
@@ -88,10 +85,10 @@ class Trainer:
             scheduler=self.scheduler,
         )
 
-    def train(self, progress: tqdm[Any]) -> Iterator[Record]:
+    def train(self) -> Iterator[Record]:
         """Trains to the end, and yields a record at each evaluation. Save `state_dict` then."""
         for point in self.settings.evaluation_points()[self.evaluations :]:
-            train_loss = self._train_until(point, progress)
+            train_loss = self._train_until(point)
             validation_loss = self._evaluate()
             self.evaluations += 1
             yield Record(
@@ -105,7 +102,7 @@ class Trainer:
                 validation_loss=validation_loss,
             )
 
-    def _train_until(self, tokens: int, progress: tqdm[Any]) -> float | None:
+    def _train_until(self, tokens: int) -> float | None:
         """Returns the mean loss of the tokens trained on, or None if there were none. Only this time is measured."""
         before = self.tokens
         started = time.perf_counter()
@@ -113,7 +110,6 @@ class Trainer:
         while self.tokens < tokens:
             loss, count = self._step()
             loss_sum += loss * count
-            progress.update(count)
         total = loss_sum.item()  # waits for the device
         self.seconds += time.perf_counter() - started
         return None if self.tokens == before else total / (self.tokens - before)
@@ -127,8 +123,7 @@ class Trainer:
         batch = self._to_device(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.tokens + count, self.settings)
-        with self._autocast():
-            loss = next_byte_loss(self.model(batch["input_ids"]), batch)
+        loss = self._loss(batch)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
@@ -147,9 +142,7 @@ class Trainer:
         for start in range(0, rows, self.settings.batch_size):
             part = slice(start, start + self.settings.batch_size)
             batch = self._to_device({name: tensor[part] for name, tensor in self.validation.items()})
-            with self._autocast():
-                loss = next_byte_loss(self.model(batch["input_ids"]), batch)
-            total += loss.item() * len(batch["labels"])
+            total += self._loss(batch).item() * len(batch["labels"])
         self.model.train()
         return total / rows
 
@@ -160,9 +153,10 @@ class Trainer:
     def _to_device(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _loss(self, batch: Batch) -> Tensor:
         dtype = self.settings.autocast_dtype
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            return next_byte_loss(self.model(batch["input_ids"]), batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the rest of the run depends on, as tensors and plain values."""
@@ -193,19 +187,10 @@ def run_both(folder: RunFolder, settings: Settings, corpus: Corpus) -> list[Reco
         print(f"{run}: {trainer.warm_allocator()}")
         if done and state is not None:
             trainer.load_state_dict(state)
-        with tqdm(
-            total=settings.total_tokens,
-            initial=trainer.tokens,
-            desc=run,
-            unit=" tokens",
-            unit_scale=True,
-            disable=None,  # no bar where the output is not a terminal
-            file=standard_error(),
-        ) as bar:
-            for record in trainer.train(bar):
-                records.append(record)
-                _save(folder, records, trainer.state_dict())
-                bar.write(_line(record))
+        for record in trainer.train():
+            records.append(record)
+            _save(folder, records, trainer.state_dict())
+            print(_line(record), flush=True)
     return records
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-from tqdm import tqdm
 
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..tuning import Validation
@@ -18,6 +16,8 @@ from .training import Trainer
 
 #: Durations to try, in per cent of a run. Above 90, the full length would hardly be trained.
 _PERCENT = range(15, 91, 5)
+
+_OVERFLOW = 709  #: nats, whose exp is close to the largest float
 
 _VALIDATIONS = 12  #: in a trial, without the first one, which comes before any training
 
@@ -32,9 +32,10 @@ class DemoTrial:
     def __call__(self, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
         evaluations = math.ceil(_VALIDATIONS * self.settings.total_tokens / end)
         trainer = Trainer(WARMUP, replace(self.settings, evaluations=evaluations), self.corpus, scheduler)
-        with tqdm(disable=True) as bar:
-            for record in trainer.train(bar):
-                yield Validation(record.tokens, perplexity(record.validation_loss), record.tokens)
+        for record in trainer.train():
+            loss = record.validation_loss
+            perplexity = math.exp(loss) if loss < _OVERFLOW else math.inf
+            yield Validation(record.tokens, perplexity, record.tokens)
 
     def search_options(self, multiples: float) -> dict[str, Any]:
         """Options of `tune_schedule`. A whole run is at least as long as a trial.
@@ -47,19 +48,11 @@ class DemoTrial:
         if multiples * warmup > total:
             raise ValueError(f"multiples must keep a trial within the run's {total:,} tokens, got {multiples:g}")
         unused = ("evaluations", "length_warmup")
-        values = {name: value for name, value in settings.to_json().items() if name not in unused}
+        values = {name: value for name, value in asdict(settings).items() if name not in unused}
         return {
             "max_seq_length": settings.seq_length,
             "learning_rate_warmup": warmup,
             "unit": "token",
-            "durations": sorted({total * percent // 100 for percent in _PERCENT}),  # a short run has some twice
+            "durations": tuple(sorted({total * percent // 100 for percent in _PERCENT})),  # a short run has some twice
             "settings": {**values, "text_sha256": self.corpus.fingerprint()},
         }
-
-
-def perplexity(loss: float) -> float:
-    """Returns exp(loss) for a loss in nats, or inf if it exceeds the largest float."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf

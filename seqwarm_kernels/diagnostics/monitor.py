@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
-from numbers import Real
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..ops.moment_statistics.schema import Statistic
-from ..utils.checks import check_has_values, check_int, check_real
 from .device_to_host import DelayedReader, Row
 from .moments import existing, raw_statistics
 from .optimizer_state import inner_optimizer, rank_sharding_of
@@ -78,8 +77,8 @@ class TrainingMonitor:
         last_record: the record of the newest step read; None before the first.
 
     Raises:
-        TypeError: `optimizer` is not an optimizer, or an argument has the wrong type.
-        ValueError: `optimizer` holds only this rank's part of the states, or a number is out of range.
+        TypeError: `optimizer` is not an optimizer.
+        ValueError: `optimizer` holds only this rank's part of the states.
     """
 
     def __init__(self, optimizer: Any, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
@@ -90,12 +89,11 @@ class TrainingMonitor:
                 "are those of this part; under fully_shard they are those of the whole",
                 stacklevel=2,
             )
-        spike_threshold, read_every = checked_options(outputs, spike_threshold, read_every)
         self._optimizer = optimizer
         self._outputs = outputs
         self._read_every = read_every
         self._reader = DelayedReader(read_every)
-        self._history = LossHistory(spike_threshold)
+        self._history = LossHistory(float(spike_threshold))
         self._observed = 0
         self.last_record: StepRecord | None = None
 
@@ -115,11 +113,12 @@ class TrainingMonitor:
 
         Raises:
             TypeError: a value is neither a number nor a tensor.
-            ValueError: a tensor does not have one real element, or the name of an extra number is reserved.
+            ValueError: a tensor does not have one element, or the name of an extra number is reserved.
         """
         given = {"loss": loss, **({} if grad_norm is None else {"grad_norm": grad_norm}), **extra_numbers}
         for name, value in given.items():
-            _check_number(name, value)
+            if isinstance(value, Tensor) and value.numel() != 1:  # would move the numbers after it in the row
+                raise ValueError(f"{name} must have one element, got {tuple(value.shape)}")
             if hasattr(value, "full_tensor"):  # a DTensor, which clip_grad_norm_ returns for sharded gradients
                 given[name] = value.full_tensor()
         if reserved := RESERVED_NAMES & extra_numbers.keys():
@@ -218,44 +217,10 @@ class TrainingMonitor:
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls, even if one of them raises; then raise the first error."""
-    first: Exception | None = None
-    for call in calls:
-        try:
-            call()
-        except Exception as error:
-            first = first or error
-    if first is not None:
-        raise first
-
-
-def checked_options(outputs: Sequence[Output], spike_threshold: float, read_every: int) -> tuple[float, int]:
-    """Check the options of a `TrainingMonitor`, also for callers that create the monitor later.
-
-    Returns:
-        `spike_threshold` and `read_every` as plain numbers.
-    """
-    for output in outputs:
-        if not callable(output):
-            raise TypeError(f"outputs must be callables that take a StepRecord, got {type(output).__name__}")
-    spike_threshold = check_real("spike_threshold", spike_threshold)
-    if spike_threshold < 1:
-        raise ValueError(f"spike_threshold must be at least 1, got {spike_threshold}")
-    return spike_threshold, check_int("read_every", read_every, minimum=1)
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, Tensor):
-        if value.numel() != 1 or value.is_complex():
-            raise ValueError(f"{name} must have one real element, got {value.dtype} {tuple(value.shape)}")
-        check_has_values(name, value)
-    elif isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number or a tensor with one element, got {type(value).__name__}")
-    else:
-        try:
-            float(value)
-        except OverflowError as error:
-            raise ValueError(f"{name} must be in the range of a float, got an int of more digits") from error
+    """Make all calls, even if one of them raises; errors are raised at the end."""
+    with ExitStack() as stack:
+        for call in reversed(list(calls)):
+            stack.callback(call)
 
 
 def _concatenated(statistics: Tensor, values: Iterable[Tensor]) -> Tensor:

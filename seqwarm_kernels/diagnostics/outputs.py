@@ -28,22 +28,18 @@ class JsonLines:
     removed.
 
     Args:
-        path: the file to write. Its folder must exist.
+        path: the file to write. Its folder is made if there is none.
 
     Raises:
         TypeError: `path` is not a path.
-        ValueError: the folder does not exist, `path` is a folder, a pipe or a device, or the file has lines that are
-            not StepRecords.
+        ValueError: `path` is a folder, a pipe or a device, or the file has lines that are not StepRecords.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = check_path("path", path)
-        if not self.path.parent.is_dir():
-            raise ValueError(f"path must be in a folder that exists, got {self.path}")
-        if self.path.is_dir():
-            raise ValueError(f"path must be a file, got the folder {self.path}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self.path.is_file():  # reading a pipe would wait for its end
-            raise ValueError(f"path must be a regular file, got {self.path}, a pipe or device")
+            raise ValueError(f"path must be a regular file, got {self.path}")
         _split_at(_content(self.path), 1, self.path)  # raises if the file has other lines
         self._file: IO[str] | None = None
         self._last_step = 0
@@ -120,21 +116,16 @@ class TensorBoard:
 
     Raises:
         ImportError: the package tensorboard is not installed.
-        TypeError: `log_dir` is neither a path nor a SummaryWriter, or `prefix` is not a string.
     """
 
     def __init__(self, log_dir: Any, prefix: str = "optimizer/") -> None:
         with needs("scalars need tensorboard", "seqwarm_kernels[tensorboard]"):
             from torch.utils.tensorboard import SummaryWriter
-        if not isinstance(prefix, str):
-            raise TypeError(f"prefix must be a string, got {type(prefix).__name__}")
         self._prefix = prefix
         self._folder: str | None = None
         self._writer: Any = log_dir
         if isinstance(log_dir, (str, os.PathLike)):
-            self._folder, self._writer = str(check_path("log_dir", log_dir)), None
-        elif not callable(getattr(log_dir, "add_scalar", None)):
-            raise TypeError(f"log_dir must be a folder or a SummaryWriter, got {type(log_dir).__name__}")
+            self._folder, self._writer = os.fspath(log_dir), None
         self._make_writer = SummaryWriter
         self._last_step = 0
 

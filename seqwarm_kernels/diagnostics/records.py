@@ -90,6 +90,4 @@ class LossHistory:
         checked: dict[str, Any] = {name: check_int(name, state_dict[name], minimum=0) for name in ("steps", "spikes")}
         for name in ("min_loss", "max_loss_ratio"):
             checked[name] = None if state_dict[name] is None else check_real(name, state_dict[name])
-        if checked["spikes"] > checked["steps"]:
-            raise ValueError(f"spikes must be at most steps {checked['steps']}, got {checked['spikes']}")
         vars(self).update(checked)

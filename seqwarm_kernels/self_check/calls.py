@@ -132,22 +132,16 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Resizing:
-    """A call of `resize_batch` on many tensors. The results must be those of the reference, bit for bit."""
+    """A call of `resize_batch`. The results must be those of the reference, bit for bit."""
 
     options: dict[str, Any]
+    packed: bool = False
     into_buffers: bool = False
 
     def compare(self, backend: str, device: str, dtype: torch.dtype) -> Iterator[Comparison]:
-        rows, length, new_length = 7, 31, 12
-        batch = {
-            "input_ids": torch.arange(rows * length).view(rows, length),
-            "attention_mask": (torch.arange(length) > torch.arange(rows)[:, None]).long(),
-            "labels": torch.arange(rows * length).view(rows, length),
-            "flags": torch.rand(rows, length) > 0.5,
-            "embeddings": torch.randn(rows, length, 24).to(dtype),
-            **{f"tensor_{index}": torch.randn(rows, length) for index in range(30)},  # more than fit into one launch
-        }
-        on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+        new_length = 12
+        batch = _packed_batch(dtype) if self.packed else _batch_of_rows(dtype)
+        on_device = {name: tensor if name == "cu_seqlens" else tensor.to(device) for name, tensor in batch.items()}
         out = None
         if self.into_buffers:
             options = {name: self.options[name] for name in ("mode", "remainder") if name in self.options}
@@ -159,42 +153,35 @@ class Resizing:
 
         names = [*batch, "valid_lengths", "position_ids", "num_valid_tokens"]
         both = results(backend, on_device, out), results("reference", batch)
-        yield from _compare_bits(names, *both)
+        for name, one, other in zip(names, *both, strict=True):
+            yield Comparison(name, 0.0 if torch.equal(one, other) else float("inf"), 0.0, float("nan"))
 
 
-def _compare_bits(names: Sequence[str], found: list[Tensor], right: list[Tensor]) -> Iterator[Comparison]:
-    for name, one, other in zip(names, found, right, strict=True):
-        yield Comparison(name, 0.0 if torch.equal(one, other) else float("inf"), 0.0, float("nan"))
+def _batch_of_rows(dtype: torch.dtype) -> dict[str, Tensor]:
+    rows, length = 7, 31
+    return {
+        "input_ids": torch.arange(rows * length).view(rows, length),
+        "attention_mask": (torch.arange(length) > torch.arange(rows)[:, None]).long(),
+        "labels": torch.arange(rows * length).view(rows, length),
+        "flags": torch.rand(rows, length) > 0.5,
+        "embeddings": torch.randn(rows, length, 24).to(dtype),
+        **{f"tensor_{index}": torch.randn(rows, length) for index in range(30)},  # more than fit into one launch
+    }
 
 
-@dataclass(frozen=True)
-class PackedResizing:
-    """A call of `resize_batch` on a packed batch. The results must be those of the reference, bit for bit."""
-
-    options: dict[str, Any]
-
-    def compare(self, backend: str, device: str, dtype: torch.dtype) -> Iterator[Comparison]:
-        lengths, new_length = torch.tensor([30, 0, 1, 140, 12]), 12
-        tokens = int(lengths.sum())
-        batch = {
-            "input_ids": torch.arange(tokens)[None],
-            "labels": torch.arange(tokens)[None],
-            "seq_idx": torch.repeat_interleave(lengths).int()[None],
-            "position_ids": torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
-            "embeddings": torch.randn(1, tokens, 24).to(dtype),
-            "weights": torch.randn(len(lengths)),
-            "attention_mask": (torch.rand(1, tokens) > 0.2).long(),
-        }
-        on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-        bounds = {"cu_seqlens": torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()}
-
-        def results(backend: str, batch: dict[str, Tensor]) -> list[Tensor]:
-            resized = resize_batch(batch | bounds, new_length, return_info=True, backend=backend, **self.options)
-            return [tensor.cpu() for tensor in tree_leaves(resized)]
-
-        names = [*batch, *bounds, "valid_lengths", "position_ids", "num_valid_tokens"]
-        both = results(backend, on_device), results("reference", batch)
-        yield from _compare_bits(names, *both)
+def _packed_batch(dtype: torch.dtype) -> dict[str, Tensor]:
+    lengths = torch.tensor([30, 0, 1, 140, 12])
+    tokens = int(lengths.sum())
+    return {
+        "input_ids": torch.arange(tokens)[None],
+        "labels": torch.arange(tokens)[None],
+        "seq_idx": torch.repeat_interleave(lengths).int()[None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
+        "embeddings": torch.randn(1, tokens, 24).to(dtype),
+        "weights": torch.randn(len(lengths)),
+        "attention_mask": (torch.rand(1, tokens) > 0.2).long(),
+        "cu_seqlens": torch.cat([torch.zeros(1), lengths.cumsum(0)]).int(),
+    }
 
 
 # ---- moment_statistics
@@ -239,7 +226,7 @@ CALLS: dict[str, dict[str, Call]] = {
     "resize_batch": {name: Resizing(options) for name, options in METHODS.items()},
     "resize_batch_out": {name: Resizing(options, into_buffers=True) for name, options in METHODS.items()},
     "resize_packed": {
-        name: PackedResizing(options) for name, options in METHODS.items() if "keep_last_token" not in options
+        name: Resizing(options, packed=True) for name, options in METHODS.items() if "keep_last_token" not in options
     },
     "moment_statistics": {"34 tensors": Moments()},
 }

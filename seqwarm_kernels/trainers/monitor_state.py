@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import TrainingMonitor
-from ..diagnostics.monitor import Output, checked_options
+from ..diagnostics.monitor import Output
 
 #: Numbers of a record that are not in the trainer's logs: the trainer logs its own loss, and spikes are counted.
 _LEFT_OUT = ("loss", "is_spike")
@@ -23,7 +23,8 @@ class MonitorState:
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        self._spike_threshold, self._read_every = checked_options(outputs, spike_threshold, read_every)
+        self._spike_threshold = spike_threshold
+        self._read_every = read_every
         self._outputs = outputs
         self.monitor: TrainingMonitor | None = None
         self._saved: Mapping[str, Any] | None = None  # from a checkpoint, for the training that starts next

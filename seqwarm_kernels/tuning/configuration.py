@@ -19,13 +19,18 @@ from .trial import Trial
 _DEFAULT_DURATIONS = 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class SearchConfiguration:
-    """The candidates and the rule of a search. `tune_schedule` documents each field."""
+    """The candidates and the rule of a search, in plain Python numbers. `tune_schedule` documents each field.
+
+    Raises:
+        TypeError: a field has the wrong type.
+        ValueError: a field is out of range.
+    """
 
     max_seq_length: int
     min_seq_lengths: tuple[int, ...]
-    durations: tuple[int, ...]
+    durations: tuple[int, ...]  #: if empty, 1 to 16 times the length of a trial
     learning_rate_warmup: int
     multiples: float
     step_size: int
@@ -35,61 +40,30 @@ class SearchConfiguration:
     seed: int
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    @staticmethod
-    def checked(
-        *,
-        max_seq_length: int,
-        learning_rate_warmup: int,
-        min_seq_lengths: Iterable[int],
-        durations: Iterable[int] | None,
-        multiples: float,
-        max_rise: float,
-        step_size: int,
-        unit: str,
-        pacing: str | Pacing,
-        seed: int,
-        settings: Mapping[str, Any] | None,
-    ) -> SearchConfiguration:
-        """A configuration of the arguments of `tune_schedule`, in plain Python numbers.
-
-        Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: an argument is out of range.
-        """
-        if not max_rise > 1:
-            raise ValueError(f"max_rise must be above 1, got {max_rise}")
-        if isinstance(pacing, discrete):
+    def __post_init__(self) -> None:
+        if not self.max_rise > 1:
+            raise ValueError(f"max_rise must be above 1, got {self.max_rise}")
+        if isinstance(self.pacing, discrete):
             raise ValueError("pacing must scale with the duration, got discrete, whose stages are fixed")
-        learning_rate_warmup = check_int("learning_rate_warmup", learning_rate_warmup)
-        end = _end(multiples, learning_rate_warmup)
-        if end < 1:
-            raise ValueError(f"multiples times learning_rate_warmup must be at least one unit, got {end}")
-        if durations is None:
-            durations = (end * factor for factor in range(1, _DEFAULT_DURATIONS + 1))
-        lengths = [length for length in _ascending("min_seq_lengths", min_seq_lengths) if length < max_seq_length]
-        if not lengths:
-            raise ValueError(f"min_seq_lengths must have a length below max_seq_length {max_seq_length}")
-        configuration = SearchConfiguration(
-            max_seq_length=check_int("max_seq_length", max_seq_length),
-            min_seq_lengths=tuple(lengths),
-            durations=_ascending("durations", durations),
-            learning_rate_warmup=learning_rate_warmup,
-            multiples=float(multiples),
-            max_rise=float(max_rise),
-            step_size=check_int("step_size", step_size),
-            unit=unit,
-            pacing=pacing,
-            seed=check_int("seed", seed),
-            # As read from JSON, so that they compare equal to settings in a folder.
-            settings=json.loads(json.dumps(dict(settings or {}), allow_nan=False)),
-        )
-        configuration.scheduler(lengths[0], configuration.durations[0])  # checks the rest
-        return configuration
+        for name in ("max_seq_length", "learning_rate_warmup", "step_size", "seed"):
+            setattr(self, name, check_int(name, getattr(self, name)))
+        self.multiples, self.max_rise = float(self.multiples), float(self.max_rise)
+        if self.end < 1:
+            raise ValueError(f"multiples times learning_rate_warmup must be at least one unit, got {self.end}")
+        lengths = _ascending("min_seq_lengths", self.min_seq_lengths)
+        self.min_seq_lengths = tuple(length for length in lengths if length < self.max_seq_length)
+        if not self.min_seq_lengths:
+            raise ValueError(f"min_seq_lengths must have a length below max_seq_length {self.max_seq_length}")
+        multiples_of_end = range(self.end, (_DEFAULT_DURATIONS + 1) * self.end, self.end)
+        self.durations = _ascending("durations", self.durations or multiples_of_end)
+        # As read from JSON, so that they compare equal to settings in a folder.
+        self.settings = json.loads(json.dumps(dict(self.settings), allow_nan=False))
+        self.scheduler(self.min_seq_lengths[0], self.durations[0])  # checks the rest
 
     @property
     def end(self) -> int:
-        """Number of units in a trial."""
-        return _end(self.multiples, self.learning_rate_warmup)
+        """Number of units in a trial, rounded up. Exact, unlike floats, in which 2.2 · 25 is above 55."""
+        return math.ceil(Fraction(str(self.multiples)) * self.learning_rate_warmup)
 
     def rule(self) -> str:
         """The rule by which a trial is stable, as a sentence."""
@@ -115,18 +89,13 @@ class SearchConfiguration:
         """Plain values of all fields. The pacing is given by its name."""
         pacing = self.scheduler(self.min_seq_lengths[0], self.durations[0]).state_dict()["pacing"]
         lists = {"min_seq_lengths": list(self.min_seq_lengths), "durations": list(self.durations)}
-        return {**vars(self), **lists, "pacing": pacing, "settings": dict(self.settings)}
+        return {**vars(self), **lists, "pacing": pacing}
 
     def flat(self) -> dict[str, Any]:
         """As `to_json`, with each of the user's settings as an entry, so that an error names the one that differs."""
         values = self.to_json()
         settings = values.pop("settings")
         return {**values, **{f"settings[{name!r}]": value for name, value in settings.items()}}
-
-
-def _end(multiples: float, learning_rate_warmup: int) -> int:
-    """`multiples` times `learning_rate_warmup`, rounded up. Exact, unlike floats, in which 2.2 · 25 is above 55."""
-    return math.ceil(Fraction(str(multiples)) * learning_rate_warmup)
 
 
 def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:

@@ -107,6 +107,14 @@ class Trial:
             raise ValueError(f"perplexity must be at least 1 (exp of the loss in nats), got {perplexity}")
         return replace(self, validations=(*self.validations, Validation(progress, perplexity, tokens)))
 
+    def check_finished(self) -> None:
+        """Raises ValueError if the outcome is open."""
+        if not (self.fluctuates or self.is_stable):
+            raise ValueError(
+                f"run_trial must validate at least twice, up to {self.end:,} units, "
+                f"got {len(self.validations)} validations up to {self.cost:,}"
+            )
+
     def replayed(self, entries: Iterable[Mapping[str, Any]]) -> Trial:
         """The trial with the validations of an earlier one, as `to_json` has them."""
         trial = self
@@ -152,11 +160,7 @@ def run(
         finally:
             if hasattr(validations, "close"):
                 validations.close()
-    if not (trial.fluctuates or trial.is_stable):
-        raise ValueError(
-            f"run_trial must validate at least twice, up to {trial.end:,} {scheduler.unit}s, "
-            f"got {len(trial.validations)} validations up to {trial.cost:,}"
-        )
+    trial.check_finished()
     return trial
 
 

@@ -80,10 +80,10 @@ def tune_schedule(
         ValueError: an argument is out of range, `run_trial` ends early or yields an invalid Validation, or `folder` has
             trials of another configuration.
     """
-    configuration = SearchConfiguration.checked(
+    configuration = SearchConfiguration(
         max_seq_length=max_seq_length,
-        min_seq_lengths=min_seq_lengths,
-        durations=durations,
+        min_seq_lengths=tuple(min_seq_lengths),
+        durations=() if durations is None else tuple(durations),
         learning_rate_warmup=learning_rate_warmup,
         multiples=multiples,
         max_rise=max_rise,
@@ -91,7 +91,7 @@ def tune_schedule(
         unit=unit,
         pacing=pacing,
         seed=seed,
-        settings=settings,
+        settings=settings or {},
     )
     return run_search(configuration, run_trial, open_records(folder, configuration), progress)
 
@@ -167,10 +167,8 @@ def _recorded(trial: Trial, records: RunFolder, name: str) -> Trial:
     entries = records.read_json(name)
     try:
         trial = trial.replayed(entries["validations"])
+        trial.check_finished()
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{records.path / name} cannot be read: {error!r}; delete it to run the trial again"
-        ) from error
-    if not (trial.fluctuates or trial.is_stable):
-        raise ValueError(f"{records.path / name} must be of a finished trial; delete it to run the trial again")
+        problem = f"{records.path / name} cannot be read: {error!r}; delete it to run the trial again"
+        raise ValueError(problem) from error
     return trial

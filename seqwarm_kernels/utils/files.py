@@ -29,11 +29,9 @@ def visible_files(folder: str | os.PathLike[str], onerror: Callable[[OSError], o
             `filename` names the path. By default the first error is raised.
 
     Raises:
-        TypeError: `folder` is not a path, or `onerror` is not a function.
+        TypeError: `folder` is not a path.
         OSError: a folder or file cannot be reached, and there is no `onerror`.
     """
-    if onerror is not None and not callable(onerror):
-        raise TypeError(f"onerror must be a function of an error, got {type(onerror).__name__}")
     report, found = onerror or _raise, []
     for parent, folders, names in os.walk(check_path("folder", folder), onerror=report):
         folders[:] = [name for name in folders if not name.startswith(".")]

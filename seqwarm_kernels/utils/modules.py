@@ -190,9 +190,6 @@ def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
 
     The entries of a mapping are passed by name. If the only parameter of the forward is not an entry, the mapping
     itself is passed. The rest of a tuple, such as labels, is for the loss function.
-
-    Raises:
-        TypeError: The batch is a mapping whose names do not fit the parameters.
     """
     if isinstance(batch, Tensor):
         return model(batch)
@@ -204,28 +201,7 @@ def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds
     named = {name: value for name, value in batch.items() if takes_all or name in parameters}
     if not named and not takes_all and len(parameters) == 1:
-        try:
-            return model(batch)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise TypeError(_names_do_not_fit(model, batch, f"its one parameter got the mapping: {error}")) from error
-    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
-    missing = [name for name in required if name not in named]
-    if missing:
-        raise TypeError(_names_do_not_fit(model, batch, f"{', '.join(missing)} would be missing"))
+        return model(batch)
     if CONTEXT_PART in batch and has_context_parallel(model):  # a hook takes it before the forward
         named[CONTEXT_PART] = batch[CONTEXT_PART]
     return model(**named)
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    is_variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not is_variadic
-
-
-def _names_do_not_fit(model: nn.Module, batch: Mapping[str, Any], problem: str) -> str:
-    name, parameters = type(unwrapped(model)).__name__, forward_parameters(model)
-    return (
-        f"the names in example_batch must be parameters of {name}.forward({', '.join(map(str, parameters.values()))}), "
-        f"got {', '.join(map(str, batch))}, so {problem}. Rename the entries, or pass a tensor or a tuple of tensors "
-        "instead, whose order counts; a loss_fn gets the same batch"
-    )

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tqdm import tqdm
 
 from seqwarm_kernels.demo.model import build_model, next_byte_loss
 from seqwarm_kernels.demo.records import BASELINE, RUNS, WARMUP
@@ -23,7 +22,7 @@ def trainer_of(run, corpus):
 
 
 def train(trainer):
-    return list(trainer.train(tqdm(disable=True)))
+    return list(trainer.train())
 
 
 def test_learning_rate_rises_then_falls_by_tokens():

@@ -10,7 +10,7 @@ from seqwarm_kernels import SequenceLengthScheduler, cli
 from seqwarm_kernels.demo.settings import settings_for
 from seqwarm_kernels.demo.text import read_corpus
 from seqwarm_kernels.demo.training import Trainer
-from seqwarm_kernels.demo.tuning_trial import DemoTrial, perplexity
+from seqwarm_kernels.demo.tuning_trial import DemoTrial
 
 TRIAL = """
 from seqwarm_kernels.tuning import Validation
@@ -180,9 +180,12 @@ def test_a_trial_trains_by_the_given_schedule(text_file):
     assert list(trial(SequenceLengthScheduler(8, 32, duration=300, unit="token"), settings.total_tokens)) == validations
 
 
-def test_a_loss_above_the_largest_float_is_an_infinite_perplexity():
-    assert perplexity(0.0) == 1
-    assert perplexity(1000.0) == float("inf")
+def test_a_loss_above_the_largest_float_is_an_infinite_perplexity(text_file, monkeypatch):
+    monkeypatch.setattr(Trainer, "_evaluate", lambda trainer: 1000.0)
+    settings = settings_for("cpu", steps=12, seq_length=32, batch_size=2, layers=1, width=16)
+    trial = DemoTrial(settings, read_corpus([str(text_file)], 32))
+    scheduler = SequenceLengthScheduler(8, 32, duration=300, unit="token")
+    assert next(trial(scheduler, settings.total_tokens)).perplexity == float("inf")
 
 
 @pytest.mark.parametrize(

@@ -224,43 +224,25 @@ class Closable:
 
 def test_outputs_are_flushed_and_closed_if_training_fails(optimizer):
     output, records = Closable(), []
-    with pytest.raises(TypeError, match="got str"), TrainingMonitor(optimizer, output, records.append) as monitor:
-        [monitor.observe(loss) for loss in (1.0, "2.0")]
+    with pytest.raises(TypeError, match="float"), TrainingMonitor(optimizer, output, records.append) as monitor:
+        [monitor.observe(loss) for loss in (1.0, None)]
     assert output.calls == [1, "flush", "close"]
     assert len(records) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"spike_threshold": 0.9}, "spike_threshold must be at least 1, got 0.9"),
-        ({"spike_threshold": math.nan}, "spike_threshold must be finite"),
-        ({"read_every": 0}, "read_every must be at least 1, got 0"),
-        ({"read_every": 2.0}, "read_every must be an int, got float"),
-    ],
-)
-def test_options_are_checked(optimizer, options, error):
-    with pytest.raises((ValueError, TypeError), match=error):
-        TrainingMonitor(optimizer, **options)
-
-
-def test_optimizers_and_outputs_are_checked_at_once(model, optimizer):
-    with pytest.raises(TypeError, match="optimizer must have param_groups and state, got Sequential"):
+def test_a_model_is_no_optimizer(model):
+    with pytest.raises(TypeError, match="optimizer"):
         TrainingMonitor(model)
-    with pytest.raises(TypeError, match="outputs must be callables that take a StepRecord, got str"):
-        TrainingMonitor(optimizer, "monitor.jsonl")
 
 
 @pytest.mark.parametrize(
     ("loss", "numbers", "error"),
     [
-        (torch.ones(2), {}, "loss must have one real element, got torch.float32 \\(2,\\)"),
-        (torch.ones((), dtype=torch.complex64), {}, "loss must have one real element, got torch.complex64"),
-        ("1.0", {}, "loss must be a number or a tensor with one element, got str"),
-        (1.0, {"grad_norm": torch.ones(2)}, "grad_norm must have one real element"),
-        (1.0, {"rate": None}, "rate must be a number or a tensor with one element, got NoneType"),
-        (1.0, {"variance_max": 1.0, "step": 3}, "extra_numbers must not use reserved names, got step, variance_max"),
-        (1.0, {"extra": 1.0}, "extra_numbers must not use reserved names, got extra"),
+        (torch.ones(2), {}, "loss"),
+        (None, {}, "float"),
+        (1.0, {"grad_norm": torch.ones(2)}, "grad_norm"),
+        (1.0, {"variance_max": 1.0, "step": 3}, "step, variance_max"),
+        (1.0, {"extra": 1.0}, "extra"),
     ],
 )
 def test_numbers_are_checked_before_a_step_counts(optimizer, loss, numbers, error):
@@ -383,16 +365,9 @@ def test_numpy_numbers(optimizer):
     assert (records[0].loss, records[0].extra) == (0.5, {"rate": 0.25})
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (3, "state_dict must be a mapping, got int"),
-        ({"steps": 1, "spikes": 2, "min_loss": None, "max_loss_ratio": None}, "spikes must be at most steps 1, got 2"),
-    ],
-)
-def test_invalid_states_are_refused(optimizer, state, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        TrainingMonitor(optimizer).load_state_dict(state)
+def test_a_state_is_a_mapping(optimizer):
+    with pytest.raises(TypeError, match="state_dict"):
+        TrainingMonitor(optimizer).load_state_dict(3)
 
 
 def test_parameters_that_deepspeed_shards_warn():

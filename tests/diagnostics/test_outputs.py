@@ -140,8 +140,12 @@ def test_a_file_with_other_lines_is_not_changed(tmp_path):
     with pytest.raises(ValueError, match=r"path must be a file of StepRecords, got .*monitor.jsonl with the line"):
         JsonLines(path)
     assert path.read_text() == "a list of things\n"
-    with pytest.raises(ValueError, match="path must be in a folder that exists"):
-        JsonLines(tmp_path / "none" / "monitor.jsonl")
+
+
+def test_the_folder_of_a_file_is_made(tmp_path):
+    path = tmp_path / "runs" / "first" / "monitor.jsonl"
+    write(path, [1])
+    assert steps_in(path) == [1]
 
 
 def scalars(folder):
@@ -189,12 +193,6 @@ def test_tensorboard_does_not_close_the_callers_writer(tmp_path):
         output.close()
         writer.add_scalar("own", 1.0, 1)
     assert {"loss", "own"} <= scalars(tmp_path).keys()
-
-
-def test_tensorboard_with_a_wrong_log_dir():
-    pytest.importorskip("tensorboard")
-    with pytest.raises(TypeError, match="log_dir must be a folder or a SummaryWriter, got int"):
-        TensorBoard(3)
 
 
 def test_tensorboard_without_the_package(tmp_path, monkeypatch):

@@ -1,11 +1,8 @@
 """The state that the monitors of all trainers share."""
 
-import pytest
 import torch
 
 from seqwarm_kernels.trainers.monitor_state import MonitorState
-
-from ..support.arguments import check_accepted_or_named
 
 
 def test_a_step_without_a_loss_keeps_the_figures_of_the_newest_record():
@@ -18,11 +15,3 @@ def test_a_step_without_a_loss_keeps_the_figures_of_the_newest_record():
         state._step(losses_are_parts=False)
     assert state.figures()["monitor/step"] == 3
     assert state.state_dict()["steps"] == 4
-
-
-@pytest.mark.parametrize("name", ["outputs", "spike_threshold", "read_every"])
-def test_an_argument_is_accepted_or_named(name):
-    def call(value):
-        MonitorState(value) if name == "outputs" else MonitorState(**{name: value})
-
-    check_accepted_or_named(name, call)

@@ -268,7 +268,7 @@ def visible_files(folder: PathLike, onerror: Callable[[OSError], object] | None 
             `filename` names the path. By default the first error is raised. Not called for a URL.
 
     Raises:
-        TypeError: `folder` is not a path, or `onerror` is not a function.
+        TypeError: `folder` is not a path.
         OSError: a folder or file cannot be reached, and there is no `onerror`.
     """
     folder = check_location("folder", folder)
