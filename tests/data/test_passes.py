@@ -1,6 +1,7 @@
 """Passes that end early, go on, and are restarted from states on other ranks, against lists of all batches."""
 
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain, islice
 
 import pytest
@@ -47,11 +48,22 @@ def batches_of(kind, planner=None, *, rank=0, world_size=1, source=None, **optio
     return LengthBatchStream(source, planner, seed=2, **options)
 
 
-def loader_of(kind, planner=None, *, num_workers=0, persistent=False, **options):
-    """Its batches are those of the sampler or stream: lists of indices, items or pieces."""
-    batches = batches_of(kind, planner, **options)
-    workers = {"num_workers": num_workers, "persistent_workers": persistent}
+def loader_with(batches, **workers):
     return ResumableLoader(DataLoader(ItemDataset(), batch_sampler=batches, collate_fn=list, **workers))
+
+
+def torchdata_loader(batches, **workers):
+    from seqwarm_kernels.data.torchdata_nodes import batch_loader
+
+    return batch_loader(batches, list, **workers)
+
+
+#: Make loaders whose batches are those of a sampler or stream: lists of indices, items or pieces.
+LOADERS = [loader_with, torchdata_loader] if find_spec("torchdata") else [loader_with]
+
+
+def loader_of(kind, planner=None, **options):
+    return loader_with(batches_of(kind, planner, **options))
 
 
 def taken(batches, count=None):
@@ -81,10 +93,10 @@ class Passes(RuleBasedStateMachine):
         rule=st.sampled_from([*RULES]),
         window=st.integers(4, 40),
         remainder=st.sampled_from(["drop", "repeat", "empty"]),
-        in_loader=st.booleans(),
+        make_loader=st.sampled_from([None, *LOADERS]),
     )
-    def make(self, kind, rule, window, remainder, in_loader):
-        self.kind, self.rule, self.window, self.remainder, self.in_loader = kind, rule, window, remainder, in_loader
+    def make(self, kind, rule, window, remainder, make_loader):
+        self.kind, self.rule, self.window, self.remainder, self.make_loader = kind, rule, window, remainder, make_loader
         self.place = self.previous = (0, 0, True)
         self.make_batches(1, 0)
 
@@ -92,11 +104,9 @@ class Passes(RuleBasedStateMachine):
         self.rank, self.world_size = rank, world_size
         planner = BatchPlanner(**RULES[self.rule])
         options = {"window": self.window, "remainder": self.remainder, "rank": rank, "world_size": world_size}
-        if self.in_loader:
-            self.target = loader_of(self.kind, planner, **options)
-            self.batches = self.target._sampler
-        else:
-            self.target = self.batches = batches_of(self.kind, planner, **options)
+        self.target = self.batches = batches_of(self.kind, planner, **options)
+        if self.make_loader:
+            self.target = self.make_loader(self.batches)
         self.iterator = self.cursor = None
 
     def all_batches(self, epoch):
@@ -156,7 +166,7 @@ class Passes(RuleBasedStateMachine):
 
     @rule(target=states, previous=st.booleans())
     def save(self, previous):
-        if previous and self.in_loader:
+        if previous and self.make_loader:
             return self.previous, through_json(self.target.previous_state_dict())
         assert self.target.state_dict() == self.batches.state_dict()
         return self.place, through_json(self.target.state_dict())
@@ -194,11 +204,21 @@ Passes.TestCase.settings = examples(150, stateful_step_count=40, deadline=None)
 TestPasses = Passes.TestCase
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), first_fast([(1, True), (0, False), (2, False)]))
+WORKERS = [
+    (loader_with, {"num_workers": 1, "persistent_workers": True}),
+    (loader_with, {"num_workers": 2}),
+    *([(torchdata_loader, {"num_workers": 2, "prefetch": 4})] if torchdata_loader in LOADERS else []),
+]
+
+
+@pytest.mark.parametrize(("make_loader", "workers"), first_fast(WORKERS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_passes_that_end_early(kind, num_workers, persistent):
-    """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next."""
-    loader = loader_of(kind, num_workers=num_workers, persistent=persistent)
+def test_passes_that_end_early(kind, make_loader, workers):
+    """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next.
+
+    A state may be loaded with another number of workers.
+    """
+    loader = make_loader(batches_of(kind), **workers)
     passes = [taken(loader, 6) for _ in range(3)]
     first = all_batches(kind)
     expected = [all_batches(kind, n)[:6] if kind == "sampler" else first[6 * n :][:6] for n in range(3)]
@@ -237,12 +257,6 @@ def test_a_pass_that_takes_exactly_all_batches_of_an_epoch(kind):
         assert first + second == all_batches(kind)[: sum(counts)]
     else:
         assert [first, second] == [all_batches(kind, epoch) for epoch in range(2)]
-
-
-def test_an_infinite_stream_of_torchdata_goes_on_too():
-    nodes = pytest.importorskip("seqwarm_kernels.data.torchdata_nodes")
-    loader = nodes.batch_loader(batches_of("infinite stream"), list)
-    assert list(chain(*(taken(loader, 7) for _ in range(3)))) == all_batches("infinite stream")[:21]
 
 
 def schedule(unit):
