@@ -58,15 +58,6 @@ def test_a_stream_resumes_from_any_position(dataset, change, shuffle):
         assert [next(iterator) for _ in expected[position:]] == expected[position:]
 
 
-def test_ranks_share_a_stream(dataset):
-    parts = [
-        texts(StreamSource(dataset.to_iterable_dataset(num_shards=3), buffer_size=64, rank=rank, world_size=4))
-        for rank in range(4)
-    ]
-    assert sorted(text for part in parts for text in part) == sorted(TEXTS)
-    assert {len(part) for part in parts} == {125}
-
-
 def test_a_shuffle_buffer_is_rejected(dataset):
     with pytest.raises(ValueError, match="dataset must not have a shuffle buffer"):
         StreamSource(dataset.to_iterable_dataset().shuffle(seed=1).map(lambda item: item))

@@ -153,9 +153,7 @@ def test_documents_are_searched_once(tmp_path, searches, beside):
         path = write_flat(tmp_path / name, DOCUMENTS)
         for token in (END, END, DOCUMENTS[0][0], DOCUMENTS[0][0]):
             TokenSource(path, end_token=token, index_folder=folder)
-        assert len(list((tmp_path / name if beside else folder).glob("*train*.npz"))) == (
-            4 if folder and name == "b" else 2
-        )
+        assert len(list((folder or path.parent).glob("*train*.npz"))) == (4 if folder and name == "b" else 2)
     assert len(searches) == 4
     with pytest.raises(OSError, match=str(path)):
         TokenSource(path, end_token=END, index_folder=path)  # is no folder

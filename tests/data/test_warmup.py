@@ -11,7 +11,7 @@ from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
 
 from ..support.tiers import examples, first_fast
-from .made import ListSource, first_batches, items_of, served_with_restart
+from .made import ListSource, items_of, served_with_restart
 
 LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)
 
@@ -122,11 +122,6 @@ class TestCut:
             ends[piece.item] = piece.start + piece.length
         assert [ends[item] for item in range(6000)] == LENGTHS.tolist()
 
-    def test_both_warmups_start_with_the_shortest_length(self):
-        for warmup in ("bucket", "cut"):
-            longest = [max(lengths_of(batch)) for batch in islice(sampler(window=300, warmup=warmup), 4)]
-            assert max(longest) == 8
-
     def test_a_schedule_that_is_over_cuts_nothing(self):
         entries = [entry for batch in sampler(warmup="cut", scheduler=schedule(0)) for entry in batch]
         assert [entry.length for entry in sorted(entries)] == LENGTHS.tolist()
@@ -170,12 +165,6 @@ def test_the_scheduler_is_not_changed():
     scheduler.step(1000)
     assert list(sampler(scheduler=scheduler)) == first
     assert scheduler.progress == 1000
-
-
-def test_stages():
-    scheduler = SequenceLengthScheduler(16, 64, duration=20, pacing=discrete([(5, 16), (7, 40)]))
-    longest = [max(lengths_of(batch)) for batch in islice(sampler(scheduler=scheduler), 16)]
-    assert max(longest[:5]) <= 16 < max(longest[5:12]) <= 40 < max(longest[12:])
 
 
 @given(
@@ -228,10 +217,3 @@ def test_a_stream_keeps_at_most_a_window_in_memory():
     )
     for _ in stream:
         assert len(stream._reader._items) <= 100
-
-
-def test_a_restart_may_not_change_the_schedule():
-    batches = sampler()
-    first_batches(batches, 3)
-    with pytest.raises(ValueError, match="of another configuration: max_length is "):
-        sampler(scheduler=schedule(31)).load_state_dict(batches.state_dict())
