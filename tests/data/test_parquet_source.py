@@ -151,14 +151,6 @@ def test_columns_that_say_what_is_trained_on(tmp_path, name, values, is_refused)
     assert [(item["text"], item["ids"].tolist()) for item in with_text] == list(zip("abc", ROWS, strict=True))
 
 
-def test_lengths_of_dicts_that_are_counted(tmp_path):
-    parquet(tmp_path, "a.parquet", {"text": ["a", "bc"], "input_ids": [[1, 2, 3], [4]]})
-    columns = ["text", "input_ids"]
-    count_lengths(tmp_path, lambda item: len(item["text"]) + len(item["input_ids"]), columns)
-    source = ParquetSource(tmp_path, columns, with_lengths=True, shuffle=False)
-    assert [length for _, length in source] == source.lengths().tolist() == [4, 3]
-
-
 def test_lengths_that_are_counted_once(texts):
     calls = []
 
@@ -204,13 +196,18 @@ def test_lengths_are_read_where_they_are_needed(texts, monkeypatch):
     assert sum(end - start for _, start, end in read) == 11 * 128 + 4 * len(TEXTS)
 
 
-def test_lengths_of_tokens_that_are_counted(tmp_path):
-    path = parquet(tmp_path, "a.parquet", {"ids/1": TOKENS})
-    assert ParquetSource(path).lengths().tolist() == list(map(len, TOKENS))
-    count_lengths(path, lambda tokens: len(tokens) + 2)
-    source = ParquetSource(path, with_lengths=True)
-    assert source.lengths().tolist() == [len(tokens) + 2 for tokens in TOKENS]
-    assert all(len(tokens) + 2 == length for tokens, length in source)
+def test_lengths_that_are_counted_come_before_those_of_tokens(tmp_path):
+    rows = {"ids/1": TOKENS, "text": [f"text {number}" for number in range(len(TOKENS))]}
+    path = parquet(tmp_path, "a.parquet", rows)
+    assert ParquetSource(path, "ids/1").lengths().tolist() == list(map(len, TOKENS))
+    for column, length in (
+        ("ids/1", lambda tokens: len(tokens) + 2),
+        (["text", "ids/1"], lambda item: len(item["text"]) + len(item["ids/1"])),
+    ):
+        count_lengths(path, length, column)
+        source = ParquetSource(path, column, with_lengths=True, shuffle=False)
+        items, found = zip(*source, strict=True)
+        assert list(found) == source.lengths().tolist() == [length(item) for item in items]
 
 
 @pytest.mark.parametrize("use", [ParquetSource, lambda paths: count_lengths(paths, len)])
@@ -380,23 +377,14 @@ def test_write_chunks_of_tokens(tmp_path):
 
 
 def test_write_chunks_goes_on_where_it_stopped(tmp_path):
-    def broken():
-        yield from TEXTS[:350]
-        raise KeyboardInterrupt
-
-    write = {"items_per_chunk": 100, "format": "parquet", "length_fn": len}
-    with pytest.raises(KeyboardInterrupt):
-        write_chunks(broken(), tmp_path, **write)
+    with pytest.raises(TypeError):
+        write_chunks([*TEXTS[:350], 5], tmp_path, 100, format="parquet")
     with pytest.raises(ValueError, match="finished"):
         ParquetSource(tmp_path)
-    kept, damaged = tmp_path / "chunk-000001.parquet", tmp_path / "chunk-000002.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-9])
-    before = kept.stat().st_mtime_ns
-    write_chunks(TEXTS, tmp_path, **write)
-    assert kept.stat().st_mtime_ns == before
+    before = (tmp_path / "chunk-000001.parquet").stat().st_mtime_ns
+    write_chunks(TEXTS, tmp_path, 100, format="parquet")
+    assert (tmp_path / "chunk-000001.parquet").stat().st_mtime_ns == before
     assert list(ParquetSource(tmp_path, shuffle=False)) == TEXTS
-    with pytest.raises(ValueError, match="other items"):
-        write_chunks(TEXTS[1:], tmp_path, **write)
 
 
 @pytest.mark.parametrize("items", [["a", 5], [[1.5]], [[[1]]], [5]])

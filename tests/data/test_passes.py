@@ -23,9 +23,7 @@ from seqwarm_kernels.data import (
 )
 
 from ..support.tiers import examples, first_fast
-from .data_sets import FORMATS
 from .made import ListSource, through_json
-from .token_files import documents
 
 ITEMS = [[number + 1] * (1 + number % 7) for number in range(60)]
 KINDS = ("sampler", "infinite sampler", "stream", "infinite stream")
@@ -231,24 +229,6 @@ def test_passes_that_end_early(kind, make_loader, workers):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_state_before_the_last_batch(kind):
-    loader = loader_of(kind)
-    for _ in range(2):
-        states = []
-        for _ in islice(loader, 7):
-            states.append(loader.state_dict())
-            assert states[:-1][-1:] in ([], [loader.previous_state_dict()])
-        loader.end_pass()
-        start = loader.state_dict()
-        assert loader.previous_state_dict() == start
-    again = loader_of(kind)
-    for _ in range(2):
-        taken(again, 7)
-    taken(again, 1)
-    assert again.previous_state_dict() == start
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_that_takes_exactly_all_batches_of_an_epoch(kind):
     """The end was not requested. The next pass is not empty."""
     loader, counts = loader_of(kind), [len(all_batches("sampler", epoch)) for epoch in range(2)]
@@ -311,25 +291,6 @@ def test_a_restart_serves_what_the_process_would_have(planner, kind, window, rem
             assert taken(restarted, 10) == taken(batches, 10)
     assert restarted.state_dict() == loader.state_dict()
     assert restarted.progress == loader.progress
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_source_goes_on(tmp_path, name):
-    write, open_source = FORMATS[name]
-    path = write(tmp_path, documents(80))
-
-    def make(infinite=True):
-        stream = LengthBatchStream(open_source(path, infinite=infinite), BatchPlanner(batch_size=3), window=20)
-        plain = DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=lambda items: [list(item) for item in items])
-        return ResumableLoader(plain)
-
-    whole, loader, served = list(islice(make(), 60)), make(), []
-    for length in (7, 1, 13, 9, 21):
-        served += list(islice(loader, length))
-        state, loader = through_json(loader.state_dict()), make()
-        loader.load_state_dict(state)
-        served += list(islice(loader, 1))
-    assert served == whole[: len(served)]
 
 
 class TestRandomStreams:

@@ -138,6 +138,7 @@ def test_the_last_boundaries_of_many_batches_are_moved():
         ({"batch_size": 2}, [1, 70_000, 2, 65_537, 65_536], [1, 3, 4, 2, 0]),
         ({"batch_size": 2}, [1, 65_537, 2], [1, 2, 0]),  # as far apart as 2**16
         ({"batch_size": 6, "multiple_of": 4}, [1, 6, 4, 5, 3, 8], [1, 3, 5, 0, 2, 4]),  # equal widths keep their order
+        ({"batch_size": 6}, [5, 9] * 500, [*range(1, 1000, 2), *range(0, 1000, 2)]),
         ({"batch_size": 2}, [], []),
         ({"max_tokens": 9, "packed": True}, [], []),
     ],

@@ -135,10 +135,3 @@ def test_read_ahead_stops_when_it_is_closed():
     count = len(started)
     time.sleep(0.05)
     assert len(started) == count
-
-
-def test_an_error_of_read_ahead_is_raised_in_its_place():
-    results = read_ahead(lambda number: 1 // number, [1, 1, 0, 1], 2)
-    assert [next(results), next(results)] == [1, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)

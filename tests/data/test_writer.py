@@ -132,21 +132,6 @@ def test_a_chunk_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_concurrent_writers_of_one_file_do_not_mix(tmp_path, monkeypatch):
-    real = files.os.replace
-    path = tmp_path / "file"
-
-    def replace(partial, to):
-        monkeypatch.setattr(files.os, "replace", real)
-        files.write_atomically(path, b"of the other writer, which is faster")
-        real(partial, to)
-        assert to.read_bytes() == b"of the first"
-
-    monkeypatch.setattr(files.os, "replace", replace)
-    files.write_atomically(path, b"of the first")
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
 def test_files_have_the_permissions_of_any_other(tmp_path):
     files.write_atomically(tmp_path / "atomic", b"")
     (tmp_path / "plain").write_bytes(b"")
