@@ -58,14 +58,6 @@ def test_pieces(make):
     assert all(batch["input_ids"].numel() <= 32 for batch in batches)
 
 
-def test_ranks_that_run_out_get_padding():
-    by_rank = [list(loader(0, rank=rank, world_size=7, remainder="empty")) for rank in range(7)]
-    assert len({len(batches) for batches in by_rank}) == 1
-    rows = [batch["attention_mask"].any(dim=1) for batches in by_rank for batch in batches]
-    assert sum(int(row.sum()) for row in rows) == 300
-    assert any(not batches[-1]["attention_mask"].any() for batches in by_rank)
-
-
 def test_a_stream_needs_a_dataset_of_items():
     """Items that are tensors would index the dataset."""
     stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)

@@ -250,6 +250,9 @@ PLANNERS = {
     "packed": lambda: BatchPlanner(16, packed=True),
     "split": lambda: BatchPlanner(5, too_long="split"),
     "cut by steps": lambda: BatchPlanner(16, max_length=schedule("step"), warmup="cut"),
+    "packed pieces by tokens": lambda: BatchPlanner(
+        16, max_length=schedule("token"), warmup="cut", packed=True, too_long="split"
+    ),
     "buckets by tokens": lambda: BatchPlanner(16, max_length=schedule("token")),
     "buckets by samples": lambda: BatchPlanner(16, max_length=schedule("sample")),
 }

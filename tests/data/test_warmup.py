@@ -4,14 +4,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
 
-from ..support.tiers import examples, first_fast
-from .made import ListSource, items_of, served_with_restart
+from ..support.tiers import first_fast
+from .made import ListSource, items_of
 
 LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)
 
@@ -165,40 +163,6 @@ def test_the_scheduler_is_not_changed():
     scheduler.step(1000)
     assert list(sampler(scheduler=scheduler)) == first
     assert scheduler.progress == 1000
-
-
-@given(
-    lengths=st.lists(st.integers(1, 40), max_size=80),
-    low=st.integers(1, 20),
-    duration=st.integers(0, 40),
-    unit=st.sampled_from(["step", "token", "sample"]),
-    warmup=st.sampled_from(["bucket", "cut"]),
-    too_long=st.sampled_from(["reject", "split"]),
-    packed=st.booleans(),
-    window=st.none() | st.integers(1, 30),
-    world_size=st.integers(1, 3),
-    at=st.integers(0, 100),
-)
-@examples(30)
-def test_the_same_order_after_a_restart(lengths, low, duration, unit, warmup, too_long, packed, window, world_size, at):
-    scheduler = SequenceLengthScheduler(low, 40, duration=duration, step_size=3, unit=unit)
-    for rank in range(world_size):
-
-        def make(rank=rank):
-            return sampler(
-                lengths,
-                scheduler=scheduler,
-                max_tokens=48,
-                warmup=warmup,
-                too_long=too_long,
-                packed=packed,
-                window=window,
-                rank=rank,
-                world_size=world_size,
-            )
-
-        uninterrupted = list(make())
-        assert served_with_restart(make, at % (len(uninterrupted) + 1)) == uninterrupted
 
 
 def test_a_stream_and_a_data_set_have_the_same_batches():
