@@ -189,10 +189,10 @@ def test_lengths_of_another_function_of_the_same_name_are_rejected(tmp_path, ind
     items = ["word"] * 20
     items[index] = "two words"
     write_chunks(items, tmp_path, length_fn=lambda _: 1)
-    before = Manifest.read(tmp_path).lengths(tmp_path).tolist()
+    before = ChunkSource(tmp_path).lengths().tolist()
     with pytest.raises(ValueError, match="length_fn"):
         write_chunks(items, tmp_path, length_fn=lambda text: len(text.split()))
-    assert Manifest.read(tmp_path).lengths(tmp_path).tolist() == before
+    assert ChunkSource(tmp_path).lengths().tolist() == before
 
 
 @pytest.mark.parametrize(
