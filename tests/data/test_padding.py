@@ -68,6 +68,7 @@ def test_items_without_tokens_take_a_slot_in_every_padded_batch(tmp_path):
     assert [each.padding for each in nothing] == [1, 1, 1, 1, 0]
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     draw(np.zeros(9, int), nothing, "words", tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(WIKITEXT is None, reason="SEQWARM_TEST_DATA does not name a folder with wikitext-2/valid.txt")
@@ -99,8 +100,6 @@ def test_text(text, capsys):
     assert packed["budget_used"] > 0.97
     assert run(*options) == 0
     out = capsys.readouterr().out
-    assert "800 lines, blank ones not counted.\n" in out
-    assert "Tokens: words between spaces; 20 per line on average, 40 at most." in out
     rows = [line for line in out.splitlines() if "%" in line]
     assert [row.split("  ")[0] for row in rows] == [each["name"] for each in found["batchings"]]
     assert [f"{each['padding']:.1%}" in row for each, row in zip(found["batchings"], rows, strict=True)] == [True] * 5
@@ -133,20 +132,16 @@ def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     assert "\nSkipped 4 files that are damaged or not text, such as " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "expected", "counted"),
-    [("whitespace", [2, 1], "words between spaces"), ("bytes", [6, 3], "bytes")],
-)
-def test_tokenizers_without_a_package(tokenizer, expected, counted):
-    lengths, words = count_tokens(["äb  c", "abc"], tokenizer)
-    assert (lengths.tolist(), words) == (expected, counted)
+@pytest.mark.parametrize(("tokenizer", "expected"), [("whitespace", [2, 1]), ("bytes", [6, 3])])
+def test_tokenizers_without_a_package(tokenizer, expected):
+    lengths, _ = count_tokens(["äb  c", "abc"], tokenizer)
+    assert lengths.tolist() == expected
 
 
 def test_a_tokenizer_trained_on_the_text():
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    lengths, words = count_tokens(["the cat and the dog", "the dog", "€"] * 50, "bpe")
+    lengths, _ = count_tokens(["the cat and the dog", "the dog", "€"] * 50, "bpe")
     assert lengths.tolist()[:2] == [5, 2]
-    assert "byte-level BPE of " in words
 
 
 def test_a_tokenizer_of_transformers(tmp_path):
@@ -157,8 +152,8 @@ def test_a_tokenizer_of_transformers(tmp_path):
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?").save_pretrained(tmp_path)
-    lengths, words = count_tokens(["a b a", "a"], str(tmp_path))
-    assert (lengths.tolist(), words) == ([4, 2], str(tmp_path))
+    lengths, _ = count_tokens(["a b a", "a"], str(tmp_path))
+    assert lengths.tolist() == [4, 2]
 
 
 def test_text_at_a_url(text, s3, capsys):
@@ -193,32 +188,29 @@ def test_a_closed_pipe_is_not_an_error(text):
     assert process.wait() == 0
 
 
-def test_a_figure(text, tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    path = tmp_path / "figure.png"
-    assert run("--text", text, "--figure", path) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["--text", "nothing.txt"], "nothing.txt: cannot be read"),
-        (["--text", "bad.txt"], "bad.txt, line 1: invalid UTF-8"),
-        (["--text", "zero.txt"], "zero.txt, line 1: not text: it holds a NUL character"),
-        (["--text", "blank.txt"], "no text found in blank.txt"),
-        (["--text", "good.txt", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
-        (["--text", "good.txt", "--window", "-1"], "window must be at least 1, got -1"),
-        (["--text", "good.txt", "--figure", "no/folder.png"], "--figure must be in an existing folder"),
-        (["--text", "good.txt", "--dtype", "uint16"], "dtype needs --data, got --text"),
-        (["--data", "nothing.bin"], "no such file or folder: nothing.bin"),
-        (["--data", "train.bin"], "one of end_token or start_token or document_ends must be given"),
-        (["--data", "train.bin", "--end-token", "7", "--column", "a"], "unexpected keyword argument 'column'"),
-        (["--data", "train.bin", "--end-token", "7", "--dtype", "float32"], "dtype must be a NumPy dtype of ints"),
-        (["--data", "train.bin", "--end-token", "8"], "token 8 is not among"),
+        *((["--text", name], name) for name in ("nothing.txt", "bad.txt", "zero.txt", "blank.txt")),
+        (["--text", "good.txt", "--max-tokens", "0"], "max_tokens"),
+        (["--text", "good.txt", "--window", "-1"], "window"),
+        (["--text", "good.txt", "--figure", "no/folder.png"], "--figure"),
+        (["--text", "good.txt", "--dtype", "uint16"], "dtype"),
+        (["--text", "good.txt", "--tokenizer", "./nowhere"], "tokenizer"),
+        (["--data", "nothing.bin"], "nothing.bin"),
+        (["--data", "train.bin"], "end_token"),
+        (["--data", "train.bin", "--end-token", "7", "--column", "a"], "column"),
+        (["--data", "train.bin", "--end-token", "7", "--dtype", "float32"], "dtype"),
+        (["--data", "train.bin", "--end-token", "8"], "token 8"),
+        (["--data", "texts"], "count_lengths"),
     ],
 )
-def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
+def test_errors(tmp_path, monkeypatch, capsys, arguments, named):
+    if "--tokenizer" in arguments:
+        pytest.importorskip("transformers")
+    if "texts" in arguments:
+        pytest.importorskip("pyarrow")
+        write_chunks(["a"], tmp_path / "texts", format="parquet", progress=False)
     monkeypatch.chdir(tmp_path)
     for name, content in {"bad": b"\xff", "zero": b"a\0", "blank": b"\n \n", "good": b"a b\nc\n"}.items():
         (tmp_path / f"{name}.txt").write_bytes(content)
@@ -226,28 +218,22 @@ def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("seqwarm padding: error: ")
-    assert message in error
+    assert named in error
     assert "Traceback" not in error
 
 
-def test_an_unknown_tokenizer(text, capsys):
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    assert run("--text", text, "--tokenizer", "./nowhere") == 2
-    assert "tokenizer must be whitespace, bytes, bpe or a name that transformers loads" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("blocked", "arguments", "message"),
+    ("blocked", "arguments"),
     [
-        ("tokenizers", ["--tokenizer", "bpe"], 'pip install "tokenizers"'),
-        ("transformers", ["--tokenizer", "roberta-base"], 'pip install "transformers"'),
-        ("matplotlib", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
+        ("tokenizers", ["--tokenizer", "bpe"]),
+        ("transformers", ["--tokenizer", "roberta-base"]),
+        ("matplotlib", ["--figure", "a.png"]),
     ],
 )
-def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments, message):
+def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments):
     monkeypatch.setitem(sys.modules, blocked, None)
     assert run("--text", text, *arguments) == 1
-    assert message in capsys.readouterr().err
+    assert "pip install" in capsys.readouterr().err
 
 
 # ---- data sets
@@ -286,17 +272,6 @@ def test_a_data_set(data_set, capsys):
     found = as_json(capsys, "--data", *options, "--max-tokens", 400)
     assert (found["items"], found["longest"], found["unit"]) == (300, max(lengths), "document")
     assert found["batchings"][0]["tokens"] == sum(lengths)
-    assert run("--data", *options) == 0
-    out = capsys.readouterr().out
-    assert f"300 documents, read by {found['source']}.\n" in out
-    assert f"per document on average, {max(lengths)} at most" in out
-
-
-def test_parquet_files_of_text_without_lengths(tmp_path, capsys):
-    pytest.importorskip("pyarrow")
-    write_chunks(["a"], tmp_path, format="parquet", progress=False)
-    assert run("--data", tmp_path) == 2
-    assert "call count_lengths, or " in capsys.readouterr().err
 
 
 def test_a_file_of_tokens_in_a_folder_that_cannot_be_written(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Passes that end early, go on, and are restarted from states on other ranks, against lists of all batches."""
 
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain, islice
 
 import pytest
@@ -22,9 +23,7 @@ from seqwarm_kernels.data import (
 )
 
 from ..support.tiers import examples, first_fast
-from .data_sets import FORMATS
 from .made import ListSource, through_json
-from .token_files import documents
 
 ITEMS = [[number + 1] * (1 + number % 7) for number in range(60)]
 KINDS = ("sampler", "infinite sampler", "stream", "infinite stream")
@@ -47,11 +46,22 @@ def batches_of(kind, planner=None, *, rank=0, world_size=1, source=None, **optio
     return LengthBatchStream(source, planner, seed=2, **options)
 
 
-def loader_of(kind, planner=None, *, num_workers=0, persistent=False, **options):
-    """Its batches are those of the sampler or stream: lists of indices, items or pieces."""
-    batches = batches_of(kind, planner, **options)
-    workers = {"num_workers": num_workers, "persistent_workers": persistent}
+def loader_with(batches, **workers):
     return ResumableLoader(DataLoader(ItemDataset(), batch_sampler=batches, collate_fn=list, **workers))
+
+
+def torchdata_loader(batches, **workers):
+    from seqwarm_kernels.data.torchdata_nodes import batch_loader
+
+    return batch_loader(batches, list, **workers)
+
+
+#: Make loaders whose batches are those of a sampler or stream: lists of indices, items or pieces.
+LOADERS = [loader_with, torchdata_loader] if find_spec("torchdata") else [loader_with]
+
+
+def loader_of(kind, planner=None, **options):
+    return loader_with(batches_of(kind, planner, **options))
 
 
 def taken(batches, count=None):
@@ -81,10 +91,10 @@ class Passes(RuleBasedStateMachine):
         rule=st.sampled_from([*RULES]),
         window=st.integers(4, 40),
         remainder=st.sampled_from(["drop", "repeat", "empty"]),
-        in_loader=st.booleans(),
+        make_loader=st.sampled_from([None, *LOADERS]),
     )
-    def make(self, kind, rule, window, remainder, in_loader):
-        self.kind, self.rule, self.window, self.remainder, self.in_loader = kind, rule, window, remainder, in_loader
+    def make(self, kind, rule, window, remainder, make_loader):
+        self.kind, self.rule, self.window, self.remainder, self.make_loader = kind, rule, window, remainder, make_loader
         self.place = self.previous = (0, 0, True)
         self.make_batches(1, 0)
 
@@ -92,11 +102,9 @@ class Passes(RuleBasedStateMachine):
         self.rank, self.world_size = rank, world_size
         planner = BatchPlanner(**RULES[self.rule])
         options = {"window": self.window, "remainder": self.remainder, "rank": rank, "world_size": world_size}
-        if self.in_loader:
-            self.target = loader_of(self.kind, planner, **options)
-            self.batches = self.target._sampler
-        else:
-            self.target = self.batches = batches_of(self.kind, planner, **options)
+        self.target = self.batches = batches_of(self.kind, planner, **options)
+        if self.make_loader:
+            self.target = self.make_loader(self.batches)
         self.iterator = self.cursor = None
 
     def all_batches(self, epoch):
@@ -156,7 +164,7 @@ class Passes(RuleBasedStateMachine):
 
     @rule(target=states, previous=st.booleans())
     def save(self, previous):
-        if previous and self.in_loader:
+        if previous and self.make_loader:
             return self.previous, through_json(self.target.previous_state_dict())
         assert self.target.state_dict() == self.batches.state_dict()
         return self.place, through_json(self.target.state_dict())
@@ -194,11 +202,21 @@ Passes.TestCase.settings = examples(150, stateful_step_count=40, deadline=None)
 TestPasses = Passes.TestCase
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), first_fast([(1, True), (0, False), (2, False)]))
+WORKERS = [
+    (loader_with, {"num_workers": 1, "persistent_workers": True}),
+    (loader_with, {"num_workers": 2}),
+    *([(torchdata_loader, {"num_workers": 2, "prefetch": 4})] if torchdata_loader in LOADERS else []),
+]
+
+
+@pytest.mark.parametrize(("make_loader", "workers"), first_fast(WORKERS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_passes_that_end_early(kind, num_workers, persistent):
-    """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next."""
-    loader = loader_of(kind, num_workers=num_workers, persistent=persistent)
+def test_passes_that_end_early(kind, make_loader, workers):
+    """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next.
+
+    A state may be loaded with another number of workers.
+    """
+    loader = make_loader(batches_of(kind), **workers)
     passes = [taken(loader, 6) for _ in range(3)]
     first = all_batches(kind)
     expected = [all_batches(kind, n)[:6] if kind == "sampler" else first[6 * n :][:6] for n in range(3)]
@@ -208,24 +226,6 @@ def test_passes_that_end_early(kind, num_workers, persistent):
     restarted = loader_of(kind)
     restarted.load_state_dict(through_json(loader.state_dict()))
     assert taken(restarted, 2) == (all_batches(kind, 2)[6:8] if kind == "sampler" else first[18:20])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_state_before_the_last_batch(kind):
-    loader = loader_of(kind)
-    for _ in range(2):
-        states = []
-        for _ in islice(loader, 7):
-            states.append(loader.state_dict())
-            assert states[:-1][-1:] in ([], [loader.previous_state_dict()])
-        loader.end_pass()
-        start = loader.state_dict()
-        assert loader.previous_state_dict() == start
-    again = loader_of(kind)
-    for _ in range(2):
-        taken(again, 7)
-    taken(again, 1)
-    assert again.previous_state_dict() == start
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,12 +239,6 @@ def test_a_pass_that_takes_exactly_all_batches_of_an_epoch(kind):
         assert [first, second] == [all_batches(kind, epoch) for epoch in range(2)]
 
 
-def test_an_infinite_stream_of_torchdata_goes_on_too():
-    nodes = pytest.importorskip("seqwarm_kernels.data.torchdata_nodes")
-    loader = nodes.batch_loader(batches_of("infinite stream"), list)
-    assert list(chain(*(taken(loader, 7) for _ in range(3)))) == all_batches("infinite stream")[:21]
-
-
 def schedule(unit):
     return SequenceLengthScheduler(
         2, 7, duration={"step": 30, "token": 300, "sample": 80}[unit], step_size=1, unit=unit
@@ -256,6 +250,9 @@ PLANNERS = {
     "packed": lambda: BatchPlanner(16, packed=True),
     "split": lambda: BatchPlanner(5, too_long="split"),
     "cut by steps": lambda: BatchPlanner(16, max_length=schedule("step"), warmup="cut"),
+    "packed pieces by tokens": lambda: BatchPlanner(
+        16, max_length=schedule("token"), warmup="cut", packed=True, too_long="split"
+    ),
     "buckets by tokens": lambda: BatchPlanner(16, max_length=schedule("token")),
     "buckets by samples": lambda: BatchPlanner(16, max_length=schedule("sample")),
 }
@@ -297,25 +294,6 @@ def test_a_restart_serves_what_the_process_would_have(planner, kind, window, rem
             assert taken(restarted, 10) == taken(batches, 10)
     assert restarted.state_dict() == loader.state_dict()
     assert restarted.progress == loader.progress
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_source_goes_on(tmp_path, name):
-    write, open_source = FORMATS[name]
-    path = write(tmp_path, documents(80))
-
-    def make(infinite=True):
-        stream = LengthBatchStream(open_source(path, infinite=infinite), BatchPlanner(batch_size=3), window=20)
-        plain = DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=lambda items: [list(item) for item in items])
-        return ResumableLoader(plain)
-
-    whole, loader, served = list(islice(make(), 60)), make(), []
-    for length in (7, 1, 13, 9, 21):
-        served += list(islice(loader, length))
-        state, loader = through_json(loader.state_dict()), make()
-        loader.load_state_dict(state)
-        served += list(islice(loader, 1))
-    assert served == whole[: len(served)]
 
 
 class TestRandomStreams:

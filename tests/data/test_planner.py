@@ -1,6 +1,5 @@
 """Plans of one window."""
 
-import re
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner
-from seqwarm_kernels.data.batch_planning.padded import greedy_boundaries, reduce_padding
-from seqwarm_kernels.data.batch_planning.plan import as_lengths
 
 from .made import lengths_lists
 
@@ -135,20 +132,19 @@ def test_the_last_boundaries_of_many_batches_are_moved():
     assert plan.padded_tokens.sum() < sum(len(rows) * rows[0] for rows in greedy)
 
 
-@pytest.mark.parametrize(("batches", "moved"), [(23, 15), (100, 1)])
-def test_how_many_boundaries_are_moved(batches, moved):
-    """Those between the last 16 of few batches, and between the last 2 of many: the search takes time."""
-    widths = np.sort(np.random.default_rng(0).lognormal(5, 0.8, 20_000).astype(np.int64).clip(1, 4096))[::-1]
-    widths = widths[greedy_boundaries(widths, 4096, None)[-1 - batches] :]
-    greedy = greedy_boundaries(widths, 4096, None)
-    reduced = reduce_padding(widths, greedy, 4096, None)
-    changed = [place for place in range(batches + 1) if reduced[place] != greedy[place]]
-    assert changed == list(range(batches - moved, batches))
-
-
-def test_items_of_more_than_65535_tokens():
-    assert BatchPlanner(batch_size=2).plan([1, 70_000, 2, 65_537, 65_536]).items.tolist() == [1, 3, 4, 2, 0]
-    assert BatchPlanner(batch_size=2).plan([1, 65_537, 2]).items.tolist() == [1, 2, 0]  # as far apart as 2**16
+@pytest.mark.parametrize(
+    ("settings", "lengths", "items"),
+    [
+        ({"batch_size": 2}, [1, 70_000, 2, 65_537, 65_536], [1, 3, 4, 2, 0]),
+        ({"batch_size": 2}, [1, 65_537, 2], [1, 2, 0]),  # as far apart as 2**16
+        ({"batch_size": 6, "multiple_of": 4}, [1, 6, 4, 5, 3, 8], [1, 3, 5, 0, 2, 4]),  # equal widths keep their order
+        ({"batch_size": 6}, [5, 9] * 500, [*range(1, 1000, 2), *range(0, 1000, 2)]),
+        ({"batch_size": 2}, [], []),
+        ({"max_tokens": 9, "packed": True}, [], []),
+    ],
+)
+def test_the_order_of_items(settings, lengths, items):
+    assert BatchPlanner(**settings).plan(lengths).items.tolist() == items
 
 
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
@@ -170,11 +166,6 @@ def test_a_fixed_batch_size():
     assert plan.padded_tokens.tolist() == [27, 15, 1]
 
 
-def test_items_of_equal_width_keep_their_order():
-    plan = BatchPlanner(batch_size=6, multiple_of=4).plan([1, 6, 4, 5, 3, 8])
-    assert plan.items.tolist() == [1, 3, 5, 0, 2, 4]
-
-
 @given(lengths=lengths_lists, max_tokens=st.integers(1, 30), multiple=st.integers(1, 4), packed=st.booleans())
 def test_split(lengths, max_tokens, multiple, packed):
     multiple = 1 if packed else min(multiple, max_tokens)
@@ -193,55 +184,17 @@ def test_truncate(lengths, max_tokens, max_length):
     assert (plan.padded_tokens <= max_tokens).all()
 
 
-def test_a_budget_below_the_shortest_item():
-    lengths = [7, 9, 8]
-    with pytest.raises(ValueError, match="item 0 has 7 tokens, more than 5"):
-        BatchPlanner(5).plan(lengths)
-    assert BatchPlanner(5, too_long="truncate").plan(lengths).lengths.tolist() == [5, 5, 5]
-    assert BatchPlanner(5, too_long="split").plan(lengths).lengths.tolist() == [5, 5, 5, 4, 3, 2]
-
-
-def test_no_items():
-    for planner in (BatchPlanner(10), BatchPlanner(batch_size=2), BatchPlanner(10, packed=True)):
-        plan = planner.plan([], seeds=(1,))
-        assert len(plan) == 0
-        assert plan.padded_tokens.sum() == 0
-        assert pieces_of(plan) == []
-
-
 def test_items_without_tokens_take_the_room_of_a_multiple():
     plan = BatchPlanner(8, multiple_of=4).plan([0, 0, 0, 0, 0])
     assert sorted(plan.padded_tokens.tolist()) == [4, 8, 8]
 
 
-def test_the_first_item_that_is_too_long_is_named():
-    with pytest.raises(ValueError, match="item 12 has 101 tokens, more than 100"):
-        BatchPlanner(500, max_length=100).check(np.array([100, 3, 101, 400]), first_item=10)
-    with pytest.raises(ValueError, match="item 1 has 17 tokens, more than 16"):
-        BatchPlanner(20, multiple_of=8).plan([16, 17])
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        *(np.array([3, 1], dtype=dtype) for dtype in (np.uint8, np.int32, np.uint64)),
-        *(torch.tensor([3, 1]), (3, 1)),
-    ],
-)
-def test_lengths_of_many_kinds(lengths):
-    plan = BatchPlanner(6).plan(lengths)
-    assert plan.lengths.tolist() == [3, 1]
-    assert plan.tokens().dtype == plan.whole_items().dtype == plan.padded_tokens.dtype == np.int64
-
-
-def test_lengths_of_64_bits_are_not_copied():
-    lengths = np.arange(9)
-    assert as_lengths(lengths) is lengths
-
-
-def test_the_longest_length():
-    lengths = np.array([2**63 - 1], np.uint64)
-    assert BatchPlanner(6, too_long="truncate").plan(lengths).lengths.tolist() == [6]
+def test_lengths_of_many_kinds():
+    arrays = (np.array([3, 2**40], dtype=dtype) for dtype in (np.int64, np.uint64))
+    for lengths in (np.array([3, 200], np.uint8), torch.tensor([3, 200]), (3, 200), *arrays):
+        plan = BatchPlanner(6, too_long="truncate").plan(lengths)
+        assert plan.lengths.tolist() == [6, 3]
+        assert plan.tokens().dtype == plan.whole_items().dtype == plan.padded_tokens.dtype == np.int64
 
 
 @pytest.mark.parametrize("warmup", [None, "bucket", "cut"])
@@ -254,24 +207,6 @@ def test_which_planners_cut_items_or_keep_them_for_later(warmup, too_long):
     without_scheduler = BatchPlanner(64, max_length=32, too_long=too_long)
     assert not without_scheduler.by_bucket
     assert without_scheduler.cuts_items == (too_long != "reject")
-
-
-def test_the_configuration_is_plain():
-    planner = BatchPlanner(64, multiple_of=8, too_long="split")
-    assert planner.configuration() == {
-        "max_tokens": 64,
-        "batch_size": None,
-        "multiple_of": 8,
-        "max_length": 64,
-        "too_long": "split",
-        "warmup": None,
-        "packed": False,
-    }
-    scheduler = SequenceLengthScheduler(8, 32, duration=10)
-    state = scheduler.state_dict()
-    scheduler.step(3)
-    configuration = BatchPlanner(64, max_length=scheduler, warmup="cut").configuration()
-    assert (configuration["max_length"], configuration["warmup"]) == (state, "cut")
 
 
 def test_seeds_shuffle_batches_and_nothing_else():
@@ -290,41 +225,25 @@ def test_a_seed_always_gives_the_same_batches():
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("name", "settings"),
     [
-        ({}, ValueError, "max_tokens or batch_size must be given, got None for both"),
-        ({"max_tokens": 0}, ValueError, "max_tokens must be at least 1, got 0"),
-        ({"max_tokens": 1.5}, TypeError, "max_tokens must be an int, got float"),
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"max_tokens": 4, "multiple_of": 0}, ValueError, "multiple_of must be at least 1, got 0"),
-        ({"max_tokens": 4, "multiple_of": 8}, ValueError, "max_tokens must be at least multiple_of 8, got 4"),
-        (
-            {"max_tokens": 4, "too_long": "drop"},
-            ValueError,
-            "too_long must be one of reject, truncate, split, got 'drop'",
-        ),
-        ({"max_tokens": 4, "warmup": "up"}, ValueError, "warmup must be one of bucket, cut, got 'up'"),
-        ({"max_tokens": 4, "warmup": "cut"}, ValueError, "warmup needs a SequenceLengthScheduler as max_length"),
-        ({"max_tokens": 4, "max_length": 3, "warmup": "bucket"}, ValueError, "warmup needs a SequenceLengthScheduler"),
-        ({"max_tokens": 4, "max_length": 0}, ValueError, "max_length must be at least 1, got 0"),
-        ({"max_tokens": 4, "max_length": "4"}, TypeError, "max_length must be an int, got str"),
-        (
-            {"max_tokens": 20, "multiple_of": 8, "max_length": 17},
-            ValueError,
-            "max_length must be at most 16, for max_tokens to hold one row, got 17",
-        ),
-        (
-            {"max_tokens": 20, "max_length": SequenceLengthScheduler(8, 32, duration=10)},
-            ValueError,
-            "max_length must be at most 20, for max_tokens to hold one row, got 32",
-        ),
-        ({"batch_size": 4, "packed": True}, ValueError, "packed=True needs max_tokens alone"),
-        ({"max_tokens": 8, "batch_size": 4, "packed": True}, ValueError, "packed=True needs max_tokens alone"),
-        ({"max_tokens": 8, "multiple_of": 4, "packed": True}, ValueError, "packed=True needs max_tokens alone"),
+        ("max_tokens or batch_size", {}),
+        *(("max_tokens", {"max_tokens": value}) for value in (0, 1.5)),
+        ("batch_size", {"batch_size": 0}),
+        ("multiple_of", {"max_tokens": 4, "multiple_of": 0}),
+        ("multiple_of", {"max_tokens": 4, "multiple_of": 8}),
+        ("too_long", {"max_tokens": 4, "too_long": "drop"}),
+        *(("warmup", {"max_tokens": 4, "max_length": 3, "warmup": value}) for value in ("up", "bucket")),
+        *(("max_length", {"max_tokens": 4, "max_length": value}) for value in (0, "4")),
+        ("max_length", {"max_tokens": 20, "multiple_of": 8, "max_length": 17}),
+        ("max_length", {"max_tokens": 20, "max_length": SequenceLengthScheduler(8, 32, duration=10)}),
+        ("packed", {"batch_size": 4, "packed": True}),
+        ("packed", {"max_tokens": 8, "batch_size": 4, "packed": True}),
+        ("packed", {"max_tokens": 8, "multiple_of": 4, "packed": True}),
     ],
 )
-def test_bad_settings(settings, error, message):
-    with pytest.raises(error, match=re.escape(message)):
+def test_bad_settings(name, settings):
+    with pytest.raises((TypeError, ValueError), match=name):
         BatchPlanner(**settings)
 
 
@@ -340,6 +259,14 @@ def test_bad_lengths(lengths):
         BatchPlanner(8).plan(lengths)
 
 
-def test_the_item_of_a_negative_length_is_named():
-    with pytest.raises(ValueError, match="lengths must be at least 0, got -3 for item 2"):
+def test_the_item_that_is_too_long_is_named():
+    """The first one that is negative or too long, where padding to a multiple counts."""
+    for name, planner, lengths in (
+        ("item 12", BatchPlanner(500, max_length=100), [100, 3, 101, 400]),
+        ("item 11", BatchPlanner(20, multiple_of=8), [16, 17]),
+        ("item 10", BatchPlanner(5), [7, 9, 8]),
+    ):
+        with pytest.raises(ValueError, match=name):
+            planner.check(np.array(lengths), first_item=10)
+    with pytest.raises(ValueError, match="item 2"):
         BatchPlanner(8).plan([0, -2, -3])

@@ -78,21 +78,27 @@ def test_concatenated_compressed_files(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "line", "message"),
+    ("name", "content", "line"),
     [
-        ("a.txt", b"", None, "the file is empty"),
-        ("a.txt", b"\n  \n\n", None, "the file has only blank lines"),
-        ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3, "invalid JSON: Expecting value"),
-        ("a.txt", b"good\nbad \xff\n", 2, "invalid UTF-8: invalid start byte"),
-        ("a.txt.gz", b"not gzip at all", None, "the compressed file is damaged"),
+        ("a.txt", None, None),
+        ("a.txt", b"", None),
+        ("a.txt", b"\n  \n\n", None),
+        ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3),
+        *(("a.jsonl", f"1\n{line}\n3]\n".encode(), 2) for line in ("1 2", "[1", "1, 2", "\ufeff1", "NaN1")),
+        ("a.jsonl", b"1\n" + b"[" * 100_000 + b"\n", 2),
+        ("a.txt", b"good\nbad \xff\n", 2),
+        ("a.txt.gz", b"not gzip at all", None),
     ],
 )
-def test_invalid_files(tmp_path, name, content, line, message):
+def test_invalid_files(tmp_path, name, content, line):
     path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(ChunkError, match=message) as error:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ChunkError) as caught:
         read_chunk(path)
-    assert str(error.value).startswith(str(path) if line is None else f"{path}, line {line}: ")
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.path, error.line) == (path, line)
+        assert str(error).startswith(str(path) if line is None else f"{path}, line {line}: ")
 
 
 def test_lines_that_end_as_those_of_windows(tmp_path):
@@ -122,13 +128,6 @@ def test_a_byte_order_mark_is_not_part_of_an_item(tmp_path, name, content, items
         read_chunk(path)
 
 
-def test_json_that_is_nested_too_deeply(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
-    with pytest.raises(ChunkError, match=r"line 2: invalid JSON: .*recursion"):
-        read_chunk(path)
-
-
 @pytest.mark.parametrize("name", ["a.json", "a.txt.bz2", "a", "a.txt.partial", "a.gz"])
 def test_other_suffixes_are_rejected(tmp_path, name):
     (tmp_path / name).write_text("a\n")
@@ -143,33 +142,12 @@ def test_the_case_of_a_file_name_is_ignored(tmp_path):
     assert read_chunk(tmp_path / "A.JSONL.GZ") == [[1]]
 
 
-@pytest.mark.parametrize("line", ["1 2", "[1", "1, 2", "\ufeff1", "NaN1"])
-def test_lines_of_invalid_json(tmp_path, line):
-    path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"a": 1}}\n{line}\n3]\n')
-    with pytest.raises(ChunkError, match="line 2: invalid JSON"):
-        read_chunk(path)
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(ChunkError, match=r"a\.txt: cannot be read: No such file"):
-        read_chunk(tmp_path / "a.txt")
-
-
 def test_a_file_that_differs_from_its_manifest(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\nthr")
-    with pytest.raises(ChunkError, match="the file has 3 items, its manifest says 4"):
-        read_chunk(path, 4)
-    with pytest.raises(ChunkError, match="the file has 3 items, its manifest says 2"):
-        read_chunk(path, 2)
-    with pytest.raises(ChunkError, match="the file has 11 bytes, expected 14"):
-        read_chunk(path, 3, 14)
-
-
-def test_errors_can_be_pickled(tmp_path):
-    error = pickle.loads(pickle.dumps(ChunkError(tmp_path, 3, "problem")))
-    assert (error.path, error.line, str(error)) == (tmp_path, 3, f"{tmp_path}, line 3: problem")
+    for facts in ((4,), (2,), (3, 14)):
+        with pytest.raises(ChunkError, match=str(path)):
+            read_chunk(path, *facts)
 
 
 def test_large_files_are_read_line_by_line(tmp_path):

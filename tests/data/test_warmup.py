@@ -4,14 +4,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
 
-from ..support.tiers import examples, first_fast
-from .made import ListSource, first_batches, items_of, served_with_restart
+from ..support.tiers import first_fast
+from .made import ListSource, items_of
 
 LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)
 
@@ -122,11 +120,6 @@ class TestCut:
             ends[piece.item] = piece.start + piece.length
         assert [ends[item] for item in range(6000)] == LENGTHS.tolist()
 
-    def test_both_warmups_start_with_the_shortest_length(self):
-        for warmup in ("bucket", "cut"):
-            longest = [max(lengths_of(batch)) for batch in islice(sampler(window=300, warmup=warmup), 4)]
-            assert max(longest) == 8
-
     def test_a_schedule_that_is_over_cuts_nothing(self):
         entries = [entry for batch in sampler(warmup="cut", scheduler=schedule(0)) for entry in batch]
         assert [entry.length for entry in sorted(entries)] == LENGTHS.tolist()
@@ -172,46 +165,6 @@ def test_the_scheduler_is_not_changed():
     assert scheduler.progress == 1000
 
 
-def test_stages():
-    scheduler = SequenceLengthScheduler(16, 64, duration=20, pacing=discrete([(5, 16), (7, 40)]))
-    longest = [max(lengths_of(batch)) for batch in islice(sampler(scheduler=scheduler), 16)]
-    assert max(longest[:5]) <= 16 < max(longest[5:12]) <= 40 < max(longest[12:])
-
-
-@given(
-    lengths=st.lists(st.integers(1, 40), max_size=80),
-    low=st.integers(1, 20),
-    duration=st.integers(0, 40),
-    unit=st.sampled_from(["step", "token", "sample"]),
-    warmup=st.sampled_from(["bucket", "cut"]),
-    too_long=st.sampled_from(["reject", "split"]),
-    packed=st.booleans(),
-    window=st.none() | st.integers(1, 30),
-    world_size=st.integers(1, 3),
-    at=st.integers(0, 100),
-)
-@examples(30)
-def test_the_same_order_after_a_restart(lengths, low, duration, unit, warmup, too_long, packed, window, world_size, at):
-    scheduler = SequenceLengthScheduler(low, 40, duration=duration, step_size=3, unit=unit)
-    for rank in range(world_size):
-
-        def make(rank=rank):
-            return sampler(
-                lengths,
-                scheduler=scheduler,
-                max_tokens=48,
-                warmup=warmup,
-                too_long=too_long,
-                packed=packed,
-                window=window,
-                rank=rank,
-                world_size=world_size,
-            )
-
-        uninterrupted = list(make())
-        assert served_with_restart(make, at % (len(uninterrupted) + 1)) == uninterrupted
-
-
 def test_a_stream_and_a_data_set_have_the_same_batches():
     """If their items have the same order. A stream must read items again that are served later."""
     items = list(enumerate(LENGTHS.tolist()))
@@ -228,10 +181,3 @@ def test_a_stream_keeps_at_most_a_window_in_memory():
     )
     for _ in stream:
         assert len(stream._reader._items) <= 100
-
-
-def test_a_restart_may_not_change_the_schedule():
-    batches = sampler()
-    first_batches(batches, 3)
-    with pytest.raises(ValueError, match="of another configuration: max_length is "):
-        sampler(scheduler=schedule(31)).load_state_dict(batches.state_dict())

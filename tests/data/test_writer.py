@@ -1,13 +1,10 @@
-import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqwarm_kernels.data import ChunkSource, ParquetSource
@@ -42,24 +39,18 @@ def test_items_are_read_as_they_were_written(tmp_path, kind):
 
 
 @given(items=st.lists(st.text(st.characters(codec="utf-8"))), size=st.integers(1, 5))
+@example(items=["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"], size=1)  # byte order marks
 def test_any_lines_are_read_as_written(tmp_path_factory, items, size):
     """Also lines with other characters that some readers treat as the end of a line."""
     items = [item.replace("\n", "") for item in items]
     kept = [item for item in items if item.strip()]
     folder = tmp_path_factory.mktemp("chunks")
     if not kept:
-        with pytest.raises(ValueError, match="at least one that is not blank, got none"):
+        with pytest.raises(ValueError, match="items"):
             write_chunks(items, folder, size)
         return
     write_chunks(items, folder, size, compression="none")
     assert read_all(folder) == kept
-
-
-def test_items_that_begin_with_a_byte_order_mark(tmp_path):
-    items = ["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"]
-    for _ in range(2):
-        write_chunks(items, tmp_path, 1, compression="none")
-        assert read_all(tmp_path) == items
 
 
 JSON = st.recursive(
@@ -118,31 +109,6 @@ write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.a
 """
 
 
-@pytest.mark.slow
-def test_killed_while_writing(tmp_path):
-    """Every chunk file is complete. After the next run, the files are those of an uninterrupted run."""
-    folder, kills = tmp_path / "killed", 0
-    for chunks_then in (2, 20):
-        process = subprocess.Popen([sys.executable, "-c", WRITE, folder])
-        until = time.monotonic() + 60
-        while process.poll() is None and len(list(folder.glob("*.txt.gz"))) < chunks_then:
-            assert time.monotonic() < until
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        for path in folder.glob("*.txt.gz"):
-            assert len(read_chunk(path)) == 100
-    assert kills >= 1
-    for target in (folder, tmp_path / "uninterrupted"):
-        items = (f"item {number} " + "word " * 50 for number in range(6000))
-        write_chunks(items, target, 100, length_fn=len)
-    contents = [
-        {path.name: path.read_bytes() for path in target.iterdir() if path.suffix != ".partial"}
-        for target in tmp_path.iterdir()
-    ]
-    assert len(contents[0]) == 121
-    assert contents[0] == contents[1]
-
-
 def test_an_unfinished_file_of_a_killed_run_is_ignored(tmp_path):
     (tmp_path / "manifest.json.partial").write_bytes(b"{")
     write_chunks(["a"], tmp_path)
@@ -164,21 +130,6 @@ def test_a_chunk_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_chunks(["a", "b"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
-
-
-def test_concurrent_writers_of_one_file_do_not_mix(tmp_path, monkeypatch):
-    real = files.os.replace
-    path = tmp_path / "file"
-
-    def replace(partial, to):
-        monkeypatch.setattr(files.os, "replace", real)
-        files.write_atomically(path, b"of the other writer, which is faster")
-        real(partial, to)
-        assert to.read_bytes() == b"of the first"
-
-    monkeypatch.setattr(files.os, "replace", replace)
-    files.write_atomically(path, b"of the first")
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_files_have_the_permissions_of_any_other(tmp_path):
@@ -233,52 +184,47 @@ def test_damaged_lengths_are_counted_again(tmp_path, damaged):
     assert ChunkSource(tmp_path).lengths().tolist() == [1, 2]
 
 
-def test_lengths_of_another_function_of_the_same_name_are_rejected(tmp_path):
-    items = ["a b c", "d e", "f"] * 10
-    write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text.split()))
-    before = ChunkSource(tmp_path).lengths().tolist()
-    with pytest.raises(
-        ValueError, match=r"length_fn must count as .*lengths\.npy: got 5 tokens instead of 3 for 'a b c'"
-    ):
-        write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text))
-    assert ChunkSource(tmp_path).lengths().tolist() == before
-
-
 @pytest.mark.parametrize("index", [0, 9, 19])
-def test_lengths_are_compared_throughout_a_chunk(tmp_path, index):
+def test_lengths_of_another_function_of_the_same_name_are_rejected(tmp_path, index):
     items = ["word"] * 20
     items[index] = "two words"
     write_chunks(items, tmp_path, length_fn=lambda _: 1)
-    with pytest.raises(ValueError, match="got 2 tokens instead of 1 for 'two words'"):
+    before = ChunkSource(tmp_path).lengths().tolist()
+    with pytest.raises(ValueError, match="length_fn"):
         write_chunks(items, tmp_path, length_fn=lambda text: len(text.split()))
+    assert ChunkSource(tmp_path).lengths().tolist() == before
 
 
 @pytest.mark.parametrize(
-    ("items", "message"),
+    ("items", "named"),
     [
-        (["x", "b", "c"], r"chunk-000000\.txt\.gz holds other items"),
-        (["a", "b"], r"chunk-000001\.txt\.gz comes after the last"),
+        (["x", "b", "c"], "chunk-000000"),
+        (["a", "b"], "chunk-000001"),
+        (["a", "b", "c", "d"], "chunk-000001"),
     ],
 )
-def test_other_items_are_rejected(tmp_path, items, message):
+def test_other_items_are_rejected(tmp_path, items, named):
+    """States of sources of the folder stay valid."""
     write_chunks(["a", "b", "c"], tmp_path, 2)
-    with pytest.raises(ValueError, match=message):
+    state = ChunkSource(tmp_path).state_dict()
+    with pytest.raises(ValueError, match=named):
         write_chunks(items, tmp_path, 2)
     assert read_all(tmp_path) == ["a", "b", "c"]
+    ChunkSource(tmp_path).load_state_dict(state)
+
+
+def test_a_finished_folder_takes_no_more_chunks(tmp_path):
+    write_chunks(["a", "b"], tmp_path, 2)
+    with pytest.raises(ValueError, match="finished"):
+        write_chunks(["a", "b", "c"], tmp_path, 2)
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"items_per_chunk": 3}, "items_per_chunk: 10000 there, 3 here"),
-        ({"format": "jsonl"}, "format: 'text' there, 'jsonl' here"),
-        ({"compression": "none"}, "compression: 'gz' there, 'none' here"),
-        ({"length_fn": len}, "length_fn: None there, 'len' here"),
-    ],
+    "settings", [{"items_per_chunk": 3}, {"format": "jsonl"}, {"compression": "none"}, {"length_fn": len}]
 )
-def test_other_settings_are_rejected(tmp_path, settings, name):
+def test_other_settings_are_rejected(tmp_path, settings):
     write_chunks(["a"], tmp_path)
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=next(iter(settings))):
         write_chunks(["a"], tmp_path, **settings)
 
 
@@ -304,22 +250,10 @@ def test_a_refused_call_does_not_bind_the_repaired_one(tmp_path, refused, settin
     assert read_all(tmp_path) == items
 
 
-def test_a_finished_folder_takes_no_more_items(tmp_path):
-    """The states of its sources would be refused."""
-    for items_per_chunk, count in ((10, 20), (20, 10)):
-        folder = tmp_path / f"{count}"
-        items = [f"item {number}" for number in range(30)]
-        write_chunks(items[:count], folder, items_per_chunk=items_per_chunk, progress=False)
-        state = ChunkSource(folder).state_dict()
-        with pytest.raises(ValueError, match=r"is finished with fewer items|holds other items"):
-            write_chunks(items, folder, items_per_chunk=items_per_chunk, progress=False)
-        ChunkSource(folder).load_state_dict(state)
-
-
 def test_chunks_bind_without_a_finished_manifest(tmp_path):
-    with pytest.raises(ValueError, match=r"one line each for format 'text', got 'b\\nc'"):
+    with pytest.raises(ValueError, match="items"):
         write_chunks(["a", "b\nc"], tmp_path, 1)
-    with pytest.raises(ValueError, match="another format: 'text' there, 'jsonl' here"):
+    with pytest.raises(ValueError, match="format"):
         write_chunks(["a", "b\nc"], tmp_path, 1, format="jsonl")
     assert write_chunks(["a", "bc"], tmp_path, 1).items == 2
 
@@ -332,7 +266,7 @@ def test_two_runs_of_other_settings_at_once(tmp_path):
             write_chunks(["b"], tmp_path, format="jsonl", progress=False)
         return len(text)
 
-    with pytest.raises(ValueError, match="holds chunks of another format: 'jsonl' there, 'text' here"):
+    with pytest.raises(ValueError, match="format"):
         write_chunks(["a"], tmp_path, length_fn=length)
     assert read_all(tmp_path) == ["b"]
 
@@ -349,36 +283,24 @@ def test_a_run_that_ends_in_the_meantime_keeps_its_manifest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "settings", "error", "message"),
+    ("items", "settings", "named"),
     [
-        (["a"], {"items_per_chunk": 0}, ValueError, "items_per_chunk must be at least 1, got 0"),
-        (["a"], {"format": "csv"}, ValueError, "format must be one of text, jsonl, parquet, got 'csv'"),
-        (["a"], {"compression": "bz2"}, ValueError, "compression must be one of none, gz, zst, got 'bz2'"),
-        (["a"], {"length_fn": 3}, TypeError, "'int' object is not callable"),
-        (["a"], {"length_fn": lambda _: -1}, ValueError, "length_fn must return an int from 0 to 4294967295, got -1"),
-        (
-            ["a"],
-            {"length_fn": lambda _: 1.0},
-            ValueError,
-            "length_fn must return an int from 0 to 4294967295, got 1.0 for 'a'",
-        ),
-        (
-            ["a"],
-            {"length_fn": lambda _: 2**32},
-            ValueError,
-            "length_fn must return an int from 0 to .*, got 4294967296",
-        ),
-        (["a", 3], {}, TypeError, "items must be strings for format 'text', got 3"),
-        (["a", "b\nc"], {}, ValueError, "items must be one line each for format 'text', got 'b"),
-        (["a\n", "b\n"], {}, ValueError, "items must be one line each for format 'text', got 'a"),
-        (["a", "\ud800"], {}, ValueError, "surrogates not allowed"),
-        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "set is not JSON serializable"),
-        ([], {}, ValueError, "items must hold at least one that is not blank, got none"),
+        (["a"], {"items_per_chunk": 0}, "items_per_chunk"),
+        (["a"], {"format": "csv"}, "format"),
+        (["a"], {"compression": "bz2"}, "compression"),
+        *((["a"], {"length_fn": lambda _, length=length: length}, "length_fn") for length in (-1, 1.0, 2**32)),
+        (["a", 3], {}, "items"),
+        (["a", "b\nc"], {}, "items"),
+        (["a\n", "b\n"], {}, "items"),
+        (["a", "\ud800"], {}, "surrogates"),
+        ([{"a": {1}}], {"format": "jsonl"}, "JSON"),
+        *((items, {}, "items") for items in ([], "abc", b"abc", {"train": ["a"]}, 5, None, list)),
     ],
 )
-def test_bad_input(tmp_path, items, settings, error, message):
-    with pytest.raises(error, match=message):
-        write_chunks(items, tmp_path, **settings)
+def test_bad_input(tmp_path, items, settings, named):
+    with pytest.raises((TypeError, ValueError), match=named):
+        write_chunks(items, tmp_path / "chunks", **settings)
+    assert not list(tmp_path.glob("chunks/chunk*-000001*"))
 
 
 def test_items_that_are_nested_too_deeply(tmp_path):
@@ -389,22 +311,12 @@ def test_items_that_are_nested_too_deeply(tmp_path):
         write_chunks([[], item], tmp_path, format="jsonl")
 
 
-@pytest.mark.parametrize("items", ["abc", b"abc", {"train": ["a"]}, 5, None, list])
-def test_invalid_items_are_rejected_before_the_folder_is_created(tmp_path, items):
-    with pytest.raises(
-        TypeError, match=f"items must be a list or another iterable of items, got {type(items).__name__}"
-    ):
-        write_chunks(items, tmp_path / "chunks")
-    assert not list(tmp_path.iterdir())
-
-
 def test_zst_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "zstd", None)
-    with pytest.raises(ImportError, match=r"pip install backports\.zstd"):
-        write_chunks(["a"], tmp_path, compression="zst")
     (tmp_path / "a.txt.zst").write_bytes(b"")
-    with pytest.raises(ImportError, match=r"pip install backports\.zstd"):
-        read_chunk(tmp_path / "a.txt.zst")
+    for use in (lambda: write_chunks(["a"], tmp_path, compression="zst"), lambda: read_chunk(tmp_path / "a.txt.zst")):
+        with pytest.raises(ImportError, match="zstd"):
+            use()
 
 
 SETTINGS = '"format": "text", "compression": "gz", "items_per_chunk": 1, "length_fn": null'
@@ -431,13 +343,6 @@ def test_invalid_lengths(tmp_path):
     (tmp_path / "chunk-000000.lengths.npy").unlink()
     with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read: No such file or directory$"):
         ChunkSource(tmp_path).lengths()
-
-
-def test_a_manifest_is_small_json(tmp_path):
-    write_chunks([f"{number}" for number in range(1000)], tmp_path, 100)
-    content = json.loads((tmp_path / "manifest.json").read_text())
-    assert content["chunks"][3] == {"file": "chunk-000003.txt.gz", "items": 100, "bytes": content["chunks"][3]["bytes"]}
-    assert len(json.dumps(content)) < 1000
 
 
 def test_parquet_files_of_items_of_another_kind_are_kept(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -45,55 +46,40 @@ def test_manifest(tmp_path, kind, examples):
     explore(examples, damaged(content) if kind == "bytes" else changed(json.loads(content)), check)
 
 
-@pytest.mark.parametrize("name", ["chunk-000000.txt.gz", "chunk-000000.lengths.npy"])
+def write_lines(folder, format="text"):
+    write_chunks(lines(20), folder, 10, length_fn=len, format=format, progress=False)
+
+
+def read_parquet(folder):
+    return list(ParquetSource(folder, length_column="length", with_lengths=True))
+
+
+@pytest.mark.parametrize("name", ["chunk-000000.txt.gz", "chunk-000000.lengths.npy", "chunk-000000.parquet"])
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_chunks_and_lengths(tmp_path, name, examples):
-    """Writing again mends them."""
-    write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False)
+    """Damage is found, or gives other items of the right kind. Writing again mends it."""
+    write, read = write_lines, lambda folder: list(ChunkSource(folder, with_lengths=True))
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+        write, read = partial(write_lines, format="parquet"), read_parquet
+    write(tmp_path)
     path = tmp_path / name
-    content = path.read_bytes()
 
     def check(example):
         path.write_bytes(example)
-        for use in (
-            lambda: list(ChunkSource(tmp_path, with_lengths=True)),
-            lambda: write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False),
-        ):
-            refusal = refusal_of(use)
+        for use in (read, write):
+            refusal = refusal_of(partial(use, tmp_path))
             assert refusal is None or str(path) in refusal
         if refusal is None:
-            assert len(list(ChunkSource(tmp_path, with_lengths=True))) == 20
+            assert len(read(tmp_path)) == 20
 
-    explore(examples, damaged(content), check)
-
-
-@pytest.mark.parametrize("examples", EXAMPLES)
-def test_parquet(tmp_path, examples):
-    """Damage is found by checksums, or gives other items of the right kind. Writing again mends it."""
-    pytest.importorskip("pyarrow")
-    write = {"items_per_chunk": 10, "format": "parquet", "length_fn": len, "progress": False}
-    write_chunks(lines(20), tmp_path, **write)
-    path = tmp_path / "chunk-000000.parquet"
-    content = path.read_bytes()
-
-    def check(example):
-        path.write_bytes(example)
-        for use in (
-            lambda: list(ParquetSource(tmp_path, length_column="length", with_lengths=True)),
-            lambda: write_chunks(lines(20), tmp_path, **write),
-        ):
-            refusal = refusal_of(use)
-            assert refusal is None or str(path) in refusal
-        if refusal is None:
-            assert len(list(ParquetSource(tmp_path))) == 20
-
-    explore(examples, damaged(content), check)
+    explore(examples, damaged(path.read_bytes()), check)
 
 
 def test_parquet_whose_columns_are_of_another_kind(tmp_path):
     """A column that is said to have no nulls, with statistics of nulls, must not abort the process."""
     pytest.importorskip("pyarrow")
-    write_chunks(lines(20), tmp_path, 10, format="parquet", length_fn=len, progress=False)
+    write_lines(tmp_path, "parquet")
     path = tmp_path / "chunk-000000.parquet"
     content = path.read_bytes()
     footer = int.from_bytes(content[-8:-4], "little")
@@ -101,19 +87,18 @@ def test_parquet_whose_columns_are_of_another_kind(tmp_path):
     for position in range(len(content) - 8 - footer, len(content) - 8):
         if content[position] == optional:
             path.write_bytes(content[:position] + bytes([required]) + content[position + 1 :])
-            refusal = refusal_of(lambda: list(ParquetSource(tmp_path, length_column="length", with_lengths=True)))
+            refusal = refusal_of(lambda: read_parquet(tmp_path))
             assert refusal is None or str(path) in refusal
 
 
 def test_parquet_whose_column_has_another_name(tmp_path):
     """Checksums do not cover names."""
     pytest.importorskip("pyarrow")
-    write = {"items_per_chunk": 10, "format": "parquet", "length_fn": len, "progress": False}
-    write_chunks(lines(20), tmp_path, **write)
+    write_lines(tmp_path, "parquet")
     path = tmp_path / "chunk-000000.parquet"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"text", b"next"))
-    write_chunks(lines(20), tmp_path, **write)
+    write_lines(tmp_path, "parquet")
     assert path.read_bytes() == content
 
 

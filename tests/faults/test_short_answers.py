@@ -275,11 +275,6 @@ def test_a_range_goes_on_after_a_short_answer(path, store):
         assert file.read(40) == bytes(range(50, 90))
 
 
-def test_a_range_beyond_the_end_is_shorter(path):
-    assert read_range(path, 90, 120) == bytes(range(90, 100))
-    assert read_range(path, 110, 120) == b""
-
-
 def test_a_store_that_takes_a_file_for_unchanged(path, monkeypatch):
     """As fsspec does with those of HTTP: at least those of another size are copied anew."""
     monkeypatch.setattr(Store, "ukey", lambda self, path: path)
