@@ -62,7 +62,8 @@ def keep_shape(
 def _check_masks(entries: Mapping[str, Any], layout: Layout, mask: str | None) -> None:
     masks = mask_names(entries, layout, 1)
     over_pairs = [name for name, axes in layout.axes.items() if axes.kind == Kind.SQUARE]
-    others = [*over_pairs, *(name for name in masks if name != mask)]
+    of_tokens = [name for name in layout.axes if own_name(name) == "attention_mask"]  # also one that rows share
+    others = [*over_pairs, *(name for name in [*masks, *of_tokens] if name != mask)]
     if others:
         raise ValueError(f"mode='segments' needs one attention_mask (batch, sequence), got {others[0]!r}")
     if mask is not None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
-from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, is_pretrained, unwrapped
+from ..utils.checks import is_dtensor
+from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, is_pretrained
 from ..utils.shifted_labels import shifts_labels
 from .functional import resize_batch
 from .options import KEEPING_SHAPE
@@ -46,18 +47,18 @@ class Told:
     def __init__(self, model: nn.Module, options: Mapping[str, Any], *, by_rows: bool = False) -> None:
         self.options = dict(options)
         self._not_taken: list[str] = []  # of what these options add to a batch
-        self._inner: Any = None
+        self._inner: list[Any] = []  # models of transformers
         mode = options.get("mode")
         if mode not in KEEPING_SHAPE:
             return
-        self._inner = next((module for module in model.modules() if is_pretrained(module)), None)
+        self._inner = _pretrained(model)
         own = forward_parameters(model)
         if mode == "segments":
-            self.options.setdefault("keep_first_labels", not shifts_labels(self._inner or model))
+            self.options.setdefault("keep_first_labels", not shifts_labels(next(iter(self._inner), model)))
         if options.get("boundaries") is None and not (mode == "window" and "window" in own):
             self._choose_boundaries(model, own, mode, by_rows)
         takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in own.values())
-        if self._inner is None:
+        if not self._inner:
             are_read = takes_all or self.options.get("boundaries") == "position_ids"
             names = ("use_cache",) if are_read else ("use_cache", "position_ids")
             self._not_taken = [name for name in names if name not in own]
@@ -67,17 +68,18 @@ class Told:
             self.options["boundaries"] = "segment_length"
         elif mode == "segments" and "cu_seq_lens_q" in own:
             self.options["boundaries"] = "cu_seq_lens"
-        elif self._inner is None:
+        elif not self._inner:
             needed = "window" if mode == "window" else "segment_length or cu_seq_lens_q"
             raise ValueError(
                 f"mode={mode!r} needs a forward with {needed}, or a model of transformers, got {type(model).__name__}"
             )
         else:
-            if mode == "segments":
-                attention: str = self._inner.config._attn_implementation  # transformers has no public name of it
-                reads_boundaries = not by_rows and any(part in attention for part in _OF_BOUNDARIES)
-                self.options["boundaries"] = "cu_seq_lens" if reads_boundaries else "position_ids"
-            _check_apart(model if by_rows else self._inner, self._inner, self.options)
+            if mode == "segments":  # transformers has no public name of a model's attention
+                attentions = [inner.config._attn_implementation for inner in self._inner]
+                read = any(part in attention for attention in attentions for part in _OF_BOUNDARIES)
+                self.options["boundaries"] = "cu_seq_lens" if read and not by_rows else "position_ids"
+            for inner in self._inner:
+                _check_apart(model if by_rows else inner, inner, self.options)
 
     def strip(self, resized: Any, batch: Any) -> Any:
         """A resized batch without what was added to it and the model's forward does not take."""
@@ -86,17 +88,17 @@ class Told:
                 resized.pop(name, None)
         return resized
 
-    def require(self, called: nn.Module) -> RemovableHandle | None:
-        """Let the model of transformers raise in training if a call does not pass it what limits its attention.
-
-        A wrapper or a `training_step` that picks entries of the batch would drop it, and train on whole rows. Not for
-        a model that is itself `called`, the module whose arguments are resized.
-        """
+    def require(self) -> Requirement:
+        """What raises if a resized call does not pass to models of transformers what limits their attention."""
         told_by = self.options.get("boundaries") or "window"
-        if self._inner is None or self._inner is unwrapped(called) or told_by == "segment_length":
-            return None
-        handle: RemovableHandle = self._inner.register_forward_pre_hook(_Required(told_by), with_kwargs=True)
-        return handle
+        return Requirement(told_by, [] if told_by == "segment_length" else self._inner)
+
+
+def _pretrained(model: nn.Module) -> list[nn.Module]:
+    """The models of transformers in a model that are not parts of others."""
+    if is_pretrained(model):
+        return [model]
+    return list(dict.fromkeys(inner for child in model.children() for inner in _pretrained(child)))
 
 
 def _check_apart(model: nn.Module, inner: nn.Module, options: Mapping[str, Any]) -> None:
@@ -116,9 +118,10 @@ def _check_apart(model: nn.Module, inner: nn.Module, options: Mapping[str, Any])
             batch = resize_batch(batch, 1, mode=mode, boundaries=boundaries, keys=keys)
             changed = batch["input_ids"].clone()
             changed[:, 0] = changed[:, 0] == 0  # token 1 for token 0, token 0 for any other
-            first, second = (
-                _output(call_model(model, {**batch, "input_ids": ids})) for ids in (batch["input_ids"], changed)
-            )
+            with _nothing_zero(model):
+                first, second = (
+                    _output(call_model(model, {**batch, "input_ids": ids})) for ids in (batch["input_ids"], changed)
+                )
     except Exception as error:
         raise ValueError(f"{type(model).__name__} cannot be told {told}: {error}") from error
     change = (first - second).abs().amax((0, 2))
@@ -129,26 +132,57 @@ def _check_apart(model: nn.Module, inner: nn.Module, options: Mapping[str, Any])
 def _output(output: Any) -> Tensor:
     """The logits, or the hidden states, of each token."""
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.shape[1:2] == (_TOKENS,)]
-    return next(tensor for tensor in tensors if tensor.is_floating_point())
+    found = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+    if found is None:
+        raise ValueError("its output has nothing for each token")
+    return found
 
 
-class _Required:
-    """A forward pre-hook. That of a copied or pickled model requires nothing, since nothing is attached to it."""
+@contextmanager
+def _nothing_zero(model: nn.Module) -> Iterator[None]:
+    """Random values in matrices that are zero, as projections often begin: behind them no token would see another."""
+    zero = [each for each in model.parameters() if each.dim() > 1 and not is_dtensor(each) and not each.any()]
+    try:
+        for parameter in zero:
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        yield
+    finally:
+        for parameter in zero:
+            parameter.zero_()
 
-    def __init__(self, told_by: str | None = None) -> None:
-        self.told_by = told_by
+
+class Requirement:
+    """A forward pre-hook of models. A wrapper or a `training_step` that picks entries would train on whole rows.
+
+    That of a copied or pickled model requires nothing, since nothing is attached to it.
+
+    Attributes:
+        is_resizing: Whether the last call was resized. A model's `training` does not say it: it is loaded in evaluation
+            mode. A plain value, since compiled code cannot follow the modules around a model.
+    """
+
+    def __init__(self, told_by: str = "", models: Sequence[nn.Module] = ()) -> None:
+        self._told_by = told_by
+        self.is_resizing = False
+        self._handles = [model.register_forward_pre_hook(self, with_kwargs=True) for model in models]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Required, ()
+        return Requirement, ()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        if self.told_by is None or not (model.training and torch.is_grad_enabled()):
+        if not (self.is_resizing and torch.is_grad_enabled()):
             return
         given = {**dict(zip(forward_parameters(model), args, strict=False)), **kwargs}
-        name = "cu_seq_lens_q" if self.told_by == "cu_seq_lens" else self.told_by
+        name = "cu_seq_lens_q" if self._told_by == "cu_seq_lens" else self._told_by
         if given.get(name) is None:
             raise ValueError(f"the model must get all entries of a resized batch; {name!r} is missing")
         if name != "window" and given.get("attention_mask") is not None:
             raise ValueError("attention_mask must be None under mode='segments', which it would undo, got a mask")
+        if name == "position_ids" and given.get("past_key_values") is not None:
+            raise ValueError("past_key_values must be None under mode='segments', which a cache would undo")
         if name == "position_ids" and given.get("use_cache") is not False and getattr(model.config, "use_cache", True):
             raise ValueError("use_cache must be False under mode='segments', which a cache would undo")

@@ -72,7 +72,6 @@ class Attachment:
         self._model = model
         self._scheduler = scheduler
         self._told = Told(told or model, resize_options)
-        self._requirement = self._told.require(model)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
@@ -85,6 +84,7 @@ class Attachment:
             self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
         else:  # of `model.compile()`, whose graph would include a hook
             model._compiled_call_impl = self._resize_and_call
+        self._requirement = self._told.require()  # after the hook, which resizes first
         model.__dict__[_ATTRIBUTE] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,8 +95,7 @@ class Attachment:
         if self._model.__dict__.get(_ATTRIBUTE) is not self:
             return
         del self._model.__dict__[_ATTRIBUTE]
-        if self._requirement is not None:
-            self._requirement.remove()
+        self._requirement.remove()
         if self._handle is not None:
             self._handle.remove()
         elif self._model._compiled_call_impl == self._resize_and_call:  # else it was compiled again
@@ -120,11 +119,13 @@ class Attachment:
     @torch._disable_dynamo  # keeps the hook out of a graph that is made later; the public name imports all of dynamo
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The forward pre-hook: returns the resized arguments."""
+        self._requirement.is_resizing = False
         if self._is_paused or not model.training:
             return args, kwargs
         had_gradients, self._had_gradients = self._had_gradients, torch.is_grad_enabled()
         if not torch.is_grad_enabled():
             return args, kwargs
+        self._requirement.is_resizing = True
         # In backward, activation checkpointing repeats a forward. torch has no public way to ask.
         is_repeated = torch._C._current_graph_task_id() != -1
         if is_repeated and not had_gradients:

@@ -37,7 +37,7 @@ def hugging_face(folder):
     warmup = SequenceLengthWarmup(made.schedule(duration=60, unit="token"))
     training = made.trainer(
         *(folder / "run", made.model(dropout=0.1), [warmup, Monitor(JsonLines(folder / "monitor.jsonl"))]),
-        made.padded_dataset(),
+        _padded(made.dataset(16)),
         optim="adamw_torch",
         learning_rate=1e-2,
         train_sampling_strategy="random",
@@ -51,17 +51,24 @@ def hugging_face(folder):
     save_end(folder, training.model, warmup.state_dict())
 
 
+def _padded(rows):
+    length = len(rows[0]["input_ids"])
+    masks = [(torch.arange(length) <= number % length).long() for number in range(len(rows))]
+    return [{**row, "attention_mask": mask} for row, mask in zip(rows, masks, strict=True)]
+
+
 def lightning(folder):
     from seqwarm_kernels.diagnostics import JsonLines
     from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
 
     from ..trainers import test_lightning as made
 
+    checkpoints = made.lightning.callbacks.ModelCheckpoint(folder / "run", filename="{epoch}", save_top_k=-1)
     warmup, model = SequenceLengthWarmup(made.schedule(150, "token")), made.Model()
-    callbacks = [warmup, Monitor(JsonLines(folder / "monitor.jsonl")), made.checkpoints(folder / "run")]
+    callbacks = [warmup, Monitor(JsonLines(folder / "monitor.jsonl")), checkpoints]
     training = made.trainer(callbacks, enable_checkpointing=True, max_epochs=20)
     checkpoint = newest_complete((folder / "run").glob("*.ckpt"))
-    training.fit(model, made.loader(made.padded_rows(4)), ckpt_path=checkpoint)
+    training.fit(model, made.loader(_padded(made.rows(4))), ckpt_path=checkpoint)
     save_end(folder, model, warmup.state_dict())
 
 

@@ -228,6 +228,7 @@ class Wrapper(nn.Module):
 WRONGLY_PASSED = {
     "nothing": (lambda ids, others: {}, "'position_ids'|'cu_seq_lens_q'|'window'"),
     "no word on the cache": (lambda ids, others: others | {"use_cache": None}, "use_cache"),
+    "a cache": (lambda ids, others: others | {"past_key_values": transformers.DynamicCache()}, "past_key_values"),
     "a mask of its own": (lambda ids, others: others | {"attention_mask": torch.ones_like(ids)}, "attention_mask"),
 }
 
@@ -245,7 +246,8 @@ WRONGLY_PASSED = {
 def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes, compiles):
     """It would train on whole rows."""
     function, message = WRONGLY_PASSED[passes]
-    model = Wrapper(made(name), function)
+    model = Wrapper(made(name).eval(), function)  # as `from_pretrained` returns it
+    model.training = True
     model = torch.compile(model, backend="eager") if compiles else model
     attachment, ids = schedule(4).attach(model, mode=mode), random_ids()
     with pytest.raises(ValueError, match=message):
@@ -253,6 +255,52 @@ def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes,
     model.eval()(input_ids=ids)
     attachment.remove()
     model.train()(input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [("attention_mask", torch.ones(1, LENGTH, dtype=torch.long)), ("past_key_values", transformers.DynamicCache())],
+)
+def test_entries_that_would_undo_segments_are_refused(entry, value):
+    model, ids = made("llama-sdpa"), random_ids()
+    schedule(4).attach(model, mode="segments")
+    with pytest.raises(ValueError, match=entry):
+        model(input_ids=ids, labels=ids, **{entry: value})
+
+
+class Pair(nn.Module):
+    """A teacher, and the student that is trained."""
+
+    def __init__(self, teacher, student):
+        super().__init__()
+        self.teacher, self.student = teacher, student
+
+    def forward(self, input_ids, **others):
+        return self.student(input_ids=input_ids)
+
+
+def bloom():
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)
+    )
+
+
+def test_all_models_in_a_model_are_told():
+    with pytest.raises(ValueError, match="Bloom"):
+        schedule(4).attach(Pair(llama(), bloom()), mode="segments")
+    model = Pair(llama(), llama()).train()
+    schedule(4).attach(model, mode="segments")
+    with pytest.raises(ValueError, match="position_ids"):
+        model(input_ids=random_ids())
+
+
+def test_projections_that_are_zero_hide_nothing():
+    model = bloom()
+    for layer in model.transformer.h:
+        nn.init.zeros_(layer.self_attention.dense.weight)
+    with pytest.raises(ValueError, match="Bloom"):
+        schedule(4).attach(model, mode="segments")
+    assert not any(layer.self_attention.dense.weight.any() for layer in model.transformer.h)
 
 
 @pytest.mark.parametrize("name", MODELS)
