@@ -66,7 +66,7 @@ def lightning(folder):
     checkpoints = made.lightning.callbacks.ModelCheckpoint(folder / "run", filename="{epoch}", save_top_k=-1)
     warmup, model = SequenceLengthWarmup(made.schedule(150, "token")), made.Model()
     callbacks = [warmup, Monitor(JsonLines(folder / "monitor.jsonl")), checkpoints]
-    training = made.trainer(callbacks, enable_checkpointing=True, max_epochs=20)
+    training = made.trainer(*callbacks, enable_checkpointing=True, max_epochs=20)
     checkpoint = newest_complete((folder / "run").glob("*.ckpt"))
     training.fit(model, made.loader(_padded(made.rows(4))), ckpt_path=checkpoint)
     save_end(folder, model, warmup.state_dict())

@@ -279,12 +279,6 @@ class Pair(nn.Module):
         return self.student(input_ids=input_ids)
 
 
-def bloom():
-    return transformers.BloomForCausalLM(
-        transformers.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)
-    )
-
-
 def test_all_models_in_a_model_are_told():
     with pytest.raises(ValueError, match="Bloom"):
         schedule(4).attach(Pair(llama(), bloom()), mode="segments")
