@@ -141,7 +141,8 @@ def _output(output: Any) -> Tensor:
 @contextmanager
 def _nothing_zero(model: nn.Module) -> Iterator[None]:
     """Random values in matrices that are zero, as projections often begin: behind them no token would see another."""
-    zero = [each for each in model.parameters() if each.dim() > 1 and not is_dtensor(each) and not each.any()]
+    matrices = (each for each in model.parameters() if each.dim() > 1 and each.is_floating_point())
+    zero = [each for each in matrices if not is_dtensor(each) and not each.any()]
     try:
         for parameter in zero:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
