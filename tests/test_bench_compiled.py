@@ -35,18 +35,9 @@ TWO_PROGRAMS = (*PRODUCTS, *SHORT)
 def compile_all(chips, head_dim, *options):
     """Compiles in a process of its own, because the interpreter of other tests cannot compile."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-m",
-        "bench",
-        "attention_compiled",
-        "--json",
-        "--chips",
-        *map(str, chips),
-        "--head-dims",
-        str(head_dim),
-    ]
-    run = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True)
+    sizes = ["--chips", *map(str, chips), "--head-dims", str(head_dim)]
+    command = [sys.executable, "-m", "bench", "attention_compiled", "--json", *sizes, *options]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
