@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
-import importlib.util
 import itertools
 import os
 import shutil
@@ -43,11 +42,6 @@ Step = Callable[[torch.device], None]
 def compiler(device: torch.device) -> None:
     problem = launcher_problem()
     assert problem is None, problem
-
-
-def packages(device: torch.device) -> None:
-    missing = [name for name in ("pytest", "hypothesis", "triton") if importlib.util.find_spec(name) is None]
-    assert not missing, f"not installed: {', '.join(missing)}"
 
 
 def trivial_kernel(device: torch.device) -> None:
@@ -185,7 +179,6 @@ def sanitize(tool: str, device: torch.device) -> None:
 #: If one of these fails, nothing else runs.
 ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_kernel, "kernels": kernels}
 FIRST: dict[str, Step] = {
-    "packages": packages,
     "forward": forward,
     **{
         f"length {length}": functools.partial(boundary_length, length)

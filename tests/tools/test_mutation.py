@@ -111,10 +111,10 @@ def test_mutants_of_a_target_can_be_told_apart_and_keep_their_order():
     for target in TARGETS:
         source = (ROOT / target.file).read_text()
         mutants = shuffled_mutants(ROOT, target.file)
-        assert mutants == shuffled_mutants(ROOT, target.file)
         assert len({(mutant, mutant.apply(source)) for mutant in mutants}) == len(mutants) >= 10, target.file
         paths = {argument.partition("::")[0] for run in target.runs for argument in run.tests}
         assert [path for path in paths if path.startswith("tests/") and not (ROOT / path).exists()] == []
+    assert mutants == shuffled_mutants(ROOT, target.file)
 
 
 @pytest.fixture
@@ -160,14 +160,14 @@ def run_after(seconds, kills):
 @pytest.mark.parametrize(
     ("operator", "tests", "result", "test"),
     [
-        ("comparison", ("test_ok.py", "test_all.py"), FAILED, "test_all.py::test_count"),
+        ("comparison", ("test_ok.py", "test_all.py", "test_ok.py"), FAILED, "test_all.py::test_count"),
         pytest.param("comparison", ("test_ok.py",), SURVIVED, None, marks=pytest.mark.slow),
         pytest.param("deletion", ("test_all.py", "test_ok.py"), TIMED_OUT, None, marks=pytest.mark.slow),
     ],
 )
 def test_try_mutant(project, operator, tests, result, test):
     source = (project / "counting.py").read_text()
-    outcome = in_worker(project, tried, operator, *([each] for each in tests))
+    outcome = in_worker(project, tried, operator, *((each,) for each in tests))
     assert (outcome.result, outcome.test) == (result, test)
     assert (project / "counting.py").read_text() == source
 
