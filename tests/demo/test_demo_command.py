@@ -148,6 +148,12 @@ def test_errors_are_one_line(demo, text_file, capsys, options, name):
     assert not Path("reports").exists()
 
 
+def test_a_missing_package_is_named_before_training(demo, text_file, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "seqwarm_kernels[demo]" in fails(demo, capsys, *tiny(text_file, "out"), status=1)
+    assert not Path("out").exists()
+
+
 def test_a_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
