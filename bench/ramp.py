@@ -18,7 +18,7 @@ from tqdm import tqdm
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
 from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
 
-from .common.records import FIGURES, markdown, write
+from .common.records import markdown, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,10 +110,5 @@ def ramp_table(lines: list[dict[str, Any]]) -> str:
     return markdown(["fastest step, ms", *map(str, lengths), "whole ramp, s"], rows)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="folder for the figure")
-
-
 def main(arguments: argparse.Namespace) -> None:
-    path, lines = write(RECORDS, run(SMALL, "inductor"))
-    print(f"{report(lines, arguments.figures)}\n\nwritten to {path}")
+    save(RECORDS, run(SMALL, "inductor"), ramp_table)

@@ -10,7 +10,7 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable at its first import.
 HAS_GPU = torch.cuda.is_available()
@@ -27,6 +27,9 @@ settings.register_profile("default", deadline=None, derandomize=bool(os.environ.
 settings.register_profile("exhaustive", settings.get_profile("default"), derandomize=False, max_examples=1000)
 # On a GPU nearly every example of resize_batch compiles another Triton kernel: 30 of the 200.
 settings.register_profile("gpu", settings.get_profile("default"), max_examples=15)
+# For mutants: the same examples in each run. No smaller one is searched for one that fails.
+phases = (Phase.explicit, Phase.generate)
+settings.register_profile("mutation", deadline=None, derandomize=True, phases=phases, database=None)
 settings.load_profile("default")
 
 

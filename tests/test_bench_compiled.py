@@ -35,26 +35,27 @@ TWO_PROGRAMS = (*PRODUCTS, *SHORT)
 def compile_all(chips, head_dim, *options):
     """Compiles in a process of its own, because the interpreter of other tests cannot compile."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-m",
-        "bench",
-        "attention_compiled",
-        "--json",
-        "--chips",
-        *map(str, chips),
-        "--head-dims",
-        str(head_dim),
-    ]
-    run = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True)
+    sizes = ["--chips", *map(str, chips), "--head-dims", str(head_dim)]
+    command = [sys.executable, "-m", "bench", "attention_compiled", "--json", *sizes, *options]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+def test_the_forward_kernels_compile_for_each_kind_of_chip():
+    kernels = ["forward", "gluon_forward"]
+    reports = compile_all([80, 90, "gfx942"], 64, "--kernels", *kernels, "--variants", "causal")
+    expected = [(80, "forward"), (90, "forward"), (90, "gluon_forward"), ("gfx942", "forward")]
+    assert [(report["chip"], report["kernel"]) for report in reports] == expected
+    for report in reports:
+        check_amd(report) if report["chip"] == "gfx942" else check(report)
+
+
+@pytest.mark.slow
 def test_causal_kernels_compile_into_the_right_instructions():
-    reports = compile_all([80, 90], 16, "--variants", "causal")
-    for chip in (80, 90):
-        check_reports([report for report in reports if report["chip"] == chip], chip, 16)
+    """On this one, mutants of the kernels are tried."""
+    for report in compile_all([80, 90], 16, "--variants", "causal"):
+        check(report)
 
 
 CONFIGURATIONS = [(chip, head_dim) for head_dim in (16, 32, 64, 128, 256) for chip in (80, 90, 100, 120)]
@@ -75,26 +76,31 @@ def check_reports(reports, chip, head_dim):
     hopper = set(GLUON) if chip == 90 and head_dim in (64, 128) else set()
     assert {report["kernel"] for report in reports} == {*PRODUCTS, *others, *hopper}
     for report in reports:
-        assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
-        two = report["kernel"] in TWO_PROGRAMS and report["variant"] != "128 tokens"  # which fills one alone
-        if chip == 90 and head_dim in (64, 128) and report["dtype"] != "fp32" and two:
-            assert 2 * report["shared_bytes"] <= SHARED_LIMIT[chip] - 1024, report  # 1 KiB belongs to each program
-            assert 2 * report["registers"] * 32 * num_warps(report) <= 65536, report
-        assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
-        if report["dtype"] == "fp32" and report["variant"] != "tf32":
-            continue
-        if report["kernel"] in GLUON:
-            check_gluon(report)
-            continue
-        if report["kernel"] in PRODUCTS:
-            assert report["matrix"] > 0, report
-            assert report["pipelined"] == report["loops"] >= 2, report
-        if head_dim <= 128:  # kernels that clear tiles in registers, or are not the default, may spill a little
-            plain = report["variant"].startswith(("causal", "full"))
-            most = SPILL_LIMIT[chip] if plain and PINNED else 256
-            if report["kernel"] in SHORT:  # waiting for memory alone would cost more
-                most = {"origins": 1024, "grouped": 1024}.get(report["variant"], 512)
-            assert report["spilled_bytes"] <= most, report
+        check(report)
+
+
+def check(report):
+    chip, head_dim = report["chip"], report["head_dim"]
+    assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
+    two = report["kernel"] in TWO_PROGRAMS and report["variant"] != "128 tokens"  # which fills one alone
+    if chip == 90 and head_dim in (64, 128) and report["dtype"] != "fp32" and two:
+        assert 2 * report["shared_bytes"] <= SHARED_LIMIT[chip] - 1024, report  # 1 KiB belongs to each program
+        assert 2 * report["registers"] * 32 * num_warps(report) <= 65536, report
+    assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
+    if report["dtype"] == "fp32" and report["variant"] != "tf32":
+        return
+    if report["kernel"] in GLUON:
+        check_gluon(report)
+        return
+    if report["kernel"] in PRODUCTS:
+        assert report["matrix"] > 0, report
+        assert report["pipelined"] == report["loops"] >= 2, report
+    if head_dim <= 128:  # kernels that clear tiles in registers, or are not the default, may spill a little
+        plain = report["variant"].startswith(("causal", "full"))
+        most = SPILL_LIMIT[chip] if plain and PINNED else 256
+        if report["kernel"] in SHORT:  # waiting for memory alone would cost more
+            most = {"origins": 1024, "grouped": 1024}.get(report["variant"], 512)
+        assert report["spilled_bytes"] <= most, report
 
 
 def check_gluon(report):
@@ -104,13 +110,6 @@ def check_gluon(report):
     if call not in NOT_OVERLAPPED and not (NEWER and call in NOT_OVERLAPPED_BY_NEWER):
         assert report["overlapped"] == 2, report
     assert report["spilled_in_loops"] <= LOOP_SPILL_LIMIT[report["kernel"]], report
-
-
-def test_gluon_consumers_overlap_exponentials_and_products():
-    reports = compile_all([90], 128, "--kernels", *GLUON, "--variants", "causal")
-    assert [report["kernel"] for report in reports] == [*GLUON]
-    for report in reports:
-        check_gluon(report)
 
 
 @pytest.mark.slow
@@ -141,31 +140,32 @@ AMD_LIMIT = 64 * 1024  # bytes of shared memory on gfx942, of which gfx950 has 1
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_kernels_for_amd_spill_nothing(head_dim):
-    check_amd(compile_all(["gfx942"], head_dim, "--variants", "causal", "full"))
+    check_all_amd(compile_all(["gfx942"], head_dim, "--variants", "causal", "full"))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 def test_every_kernel_for_amd_spills_nothing(head_dim, chip):
-    check_amd(compile_all([chip], head_dim))
+    check_all_amd(compile_all([chip], head_dim))
 
 
-def test_the_forward_kernel_compiles_for_amd():
-    check_amd(compile_all(["gfx942"], 64, "--kernels", "forward", "--variants", "causal"), {"forward"})
-
-
-def check_amd(reports, kernels=frozenset({*PRODUCTS, *SHORT, "decode", "merge", "norms", "backward_ranges"})):
-    assert {report["kernel"] for report in reports} == kernels
+def check_all_amd(reports):
+    others = {"decode", "merge", "norms", "backward_ranges"}
+    assert {report["kernel"] for report in reports} == {*PRODUCTS, *SHORT, *others}
     for report in reports:
-        assert report["spilled_bytes"] == 0, report
-        assert report["shared_bytes"] <= AMD_LIMIT, report
-        assert report["registers"] > 8, f"compiled to an empty kernel: {report}"
-        if report["kernel"] in (*PRODUCTS, *SHORT, "decode"):
-            assert report["matrix"] > 0, report
-            assert report["wide_loads"] > 0 or report["head_dim"] < 64, report
-        if report["kernel"] != "decode":  # which reads its few queries item by item
-            assert report["other_loads"] == 0, report  # the compiler knows that tiles are aligned, and below 2 GiB
+        check_amd(report)
+
+
+def check_amd(report):
+    assert report["spilled_bytes"] == 0, report
+    assert report["shared_bytes"] <= AMD_LIMIT, report
+    assert report["registers"] > 8, f"compiled to an empty kernel: {report}"
+    if report["kernel"] in (*PRODUCTS, *SHORT, "decode"):
+        assert report["matrix"] > 0, report
+        assert report["wide_loads"] > 0 or report["head_dim"] < 64, report
+    if report["kernel"] != "decode":  # which reads its few queries item by item
+        assert report["other_loads"] == 0, report  # the compiler knows that tiles are aligned, and below 2 GiB
 
 
 def num_warps(report):

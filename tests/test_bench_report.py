@@ -1,4 +1,4 @@
-"""bench: every records file and every stage of a GPU run is reported; CPU benchmarks need no triton."""
+"""bench: records files, stages of a GPU run and pages are reported; CPU benchmarks need no triton."""
 
 import json
 import re
@@ -14,11 +14,12 @@ import torch
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from bench import __main__ as bench
-from bench import ramp
+from bench import page, ramp
 from bench.alibi_attention import gpu as attention
 from bench.alibi_attention import hopper
 from bench.alibi_attention.cases import BOTH
 from bench.alibi_attention.report import device_goals as attention_goals
+from bench.alibi_attention.tiles import tiles
 from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
@@ -34,14 +35,8 @@ from seqwarm_kernels.utils.figures import LIGHT, style
 from .support.figures import check_looks, check_readable
 
 ROOT = Path(__file__).parent.parent
-RAMP = {
-    "device_allocations": 0,
-    "compilations": 0,
-    "stalls": 0,
-    "reserved_megabytes": 1,
-    "warmup_seconds": 1,
-    "seconds": 1,
-}
+RAMP = dict.fromkeys(("device_allocations", "compilations", "stalls"), 0)
+RAMP |= dict.fromkeys(("reserved_megabytes", "warmup_seconds", "seconds"), 1)
 
 
 @pytest.fixture
@@ -72,8 +67,7 @@ def drawn(monkeypatch):
     return found
 
 
-def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", lambda draw, theme: b"")  # test_bench_figures draws them
+def test_every_committed_records_file_has_a_section_and_readable_figures(run_bench, drawn, tmp_path):
     sections = re.split("\n## (?=On a GPU|cpu)", run_bench("report", "--figures", tmp_path))
     reported = {section.removeprefix("## ").partition("\n")[0]: section for section in sections}
     files = sorted(RESULTS.glob("*.jsonl"))
@@ -94,34 +88,33 @@ def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_
             assert all(f"| {variant} |" in section for variant in ramp.VARIANTS)
         else:
             assert section.count("\n|") >= len(lines)
-    trainings = {f"training_{name}" for name in ("time", "stability", "extrapolation", "speed")}
-    names = trainings | {
-        "stability_rates",
-        "stability_runs",
-        "attention_speedup",
-        "cpu_attention",
-        "cpu_resize_batch",
-        "demo_validation_loss",
-        "exchanged_bytes",
-        "padding",
-        "ramp_steps",
-        "tuning",
+    made = {path.stem for path in tmp_path.iterdir()}
+    assert len(made) == 2 * len(drawn), "a file for light pages, and one for dark ones"
+    of_others = {"reach", "attended_share", "plan", "allocator_replay"}
+    assert {path.stem.removesuffix("_dark") for path in FIGURES.glob("*.png")} == of_others | {
+        name.removesuffix("_dark") for name in made
     }
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}{end}.png" for name in names for end in ("", "_dark")}
-    committed = {path.stem.removesuffix("_dark") for path in FIGURES.glob("*.png")}
-    assert committed == names | {"reach", "attended_share", "plan", "allocator_replay"}
+    with style():
+        for figure in drawn:
+            check_readable(figure)
+            check_looks(figure, {line.get_gid() for axes in figure.axes for line in axes.lines if line.get_gid()})
 
 
-def test_a_records_file_without_a_report_is_an_error(run_bench, tmp_path):
-    (tmp_path / "cpu_unknown.jsonl").write_text('{"torch": "2"}\n')
-    with pytest.raises(SystemExit, match=r"cpu_unknown\.jsonl has no report; files with a report: cpu_alibi_attention"):
-        run_bench("report", "--records", tmp_path, "--figures", tmp_path)
+@pytest.mark.parametrize(("path", "tables"), page.PAGES.items(), ids=lambda each: getattr(each, "stem", ""))
+def test_the_tables_of_a_page_are_those_of_the_records(path, tables):
+    text = path.read_text()
+    assert re.findall(r"<!-- (.*): begin -->", text) == list(tables)
+    assert page.filled(text, tables) == text, "run python -m bench page"
+    changed = re.sub(r"(begin -->\n\n\|.*\n\|.*\n\| )", r"\1another ", text)
+    assert page.filled(changed, tables) == text != changed
 
 
-def test_without_records_of_a_gpu_the_goals_are_not_yet_measured(run_bench, tmp_path):
+def test_what_has_no_report(run_bench, tmp_path):
     out = run_bench("report", "--records", tmp_path, "--figures", tmp_path)
-    assert "Not yet measured: `python -m bench device` writes the records." in out
     assert "| causal 8k, no skip, forward, D128 | not yet measured | ≥ 600 TFLOP/s |" in out
+    (tmp_path / "cpu_unknown.jsonl").write_text('{"torch": "2"}\n')
+    with pytest.raises(SystemExit, match=r"cpu_unknown\.jsonl"):
+        run_bench("report", "--records", tmp_path, "--figures", tmp_path)
 
 
 # ---- records of a GPU run
@@ -149,8 +142,6 @@ class PretendRecorder:
         names = ("gflop", "moved_megabytes", "attended_share", "error_out", "extra_megabytes", "launches", "wait_ms")
         figures = dict.fromkeys(names, 0.5)
         times = (4.0, 3.0, 5.0) if work == BOTH else (2.0, 1.0, 3.0)
-        if implementation.startswith("FlexAttention"):  # figures of speed need more than one
-            times = tuple(3 * time for time in times)
         self.add(DeviceRecord(stage, case, work, implementation, inputs, *times, figures, facts or {}))
 
 
@@ -163,17 +154,10 @@ def device_records(monkeypatch):
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_3", lambda: True)
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_4", lambda: True)
     recorder = PretendRecorder()
-    full_size = (
-        attention.paths,
-        attention.long,
-        attention.lengths,
-        attention.segments,
-        attention.tuned,
-        attention.decoding,
-        hopper.hopper,
-    )
+    full_size = (attention.paths, attention.long, attention.lengths, attention.segments, attention.tuned)
+    full_size += (attention.decoding, hopper.hopper)
     measured = dict.fromkeys(part for parts in STAGES.values() for part in parts)
-    del measured[training.to_one_loss]  # starts processes
+    del measured[training.to_one_loss], measured[tiles]  # these start processes, and Triton's interpreter
     for part in measured:
         before = len(recorder.records)
         part(recorder, torch.device("cpu"), part not in full_size)
@@ -186,44 +170,23 @@ def device_records(monkeypatch):
     return recorder.records
 
 
-def write(path, records):
-    lines = [json.dumps({"gpu": "pretend"}), *(json.dumps(asdict(record)) for record in records)]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, tmp_path):
-    write(tmp_path / "device.jsonl", device_records)
-    out = run_bench("report", "--records", tmp_path, "--figures", tmp_path / "figures")
-    assert "device.jsonl: gpu pretend" in out
-    assert {record.case for record in device_records if record.case not in out} == set()
-    for stage in {record.stage for record in device_records}:
-        assert f"\n| {stage} | work |" in out
-    assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in out
-    names = {path.stem.removesuffix("_dark") for path in (tmp_path / "figures").iterdir()}
-    assert names == {"attention_speedup"}
-    assert all(f"![{name}]({name}.png)" in out for name in names)
-    assert len(drawn) == len(names)
-    for figure in drawn:
-        check_readable(figure)
-        names = {line.get_gid() for axes in figure.axes for line in axes.lines if line.get_gid()}
-        check_looks(figure, names)
-        assert len(names) > 1
-
-
-def test_a_gpu_run_ends_with_its_goals(device_records):
+def test_every_stage_of_a_gpu_run_is_reported_with_its_goals(device_records):
     records = DeviceRecords(device_records)
     text = device_report(records)
+    assert {record.case for record in device_records if record.case not in text} == set()
+    for stage in {record.stage for record in device_records}:
+        assert f"| {stage} | work |" in text
     for goal in (*attention_goals(records), *allocator.device_goals(records)):
         assert goal.value is not None, goal
         assert f"| {goal.what} | {goal.value_text()} |" in text
+    assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in text
     assert "- steps: 1 passed" in text
 
 
 def test_a_line_that_was_not_written_completely_is_left_out(tmp_path):
     record = DeviceRecord("packed", "a case", "forward", "varlen")
-    write(tmp_path / "device.jsonl", [record])
-    with (tmp_path / "device.jsonl").open("a") as file:
-        file.write('{"stage": "pack')
+    lines = [json.dumps({"gpu": "pretend"}), json.dumps(asdict(record)), '{"stage": "pack']
+    (tmp_path / "device.jsonl").write_text("\n".join(lines))
     assert read_device_records(tmp_path / "device.jsonl") == ({"gpu": "pretend"}, [record])
 
 
@@ -238,12 +201,6 @@ def test_every_command_has_help(run_bench, name, capsys):
         run_bench(name, "--help")
     assert end.value.code == 0
     assert f"python -m bench {name}" in capsys.readouterr().out
-
-
-def test_the_list_of_commands(run_bench):
-    listed = run_bench()
-    assert re.findall(r"^  (\w+)  +\S", listed, re.MULTILINE) == list(bench.COMMANDS)
-    assert max(map(len, listed.splitlines())) <= 120
 
 
 def test_cpu_benchmarks_need_no_triton():

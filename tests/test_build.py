@@ -37,63 +37,50 @@ def complete(build, monkeypatch):
     return found
 
 
-def test_finds_torch_as_it_calls_itself(build):
-    found = build.find_torch()
-    assert found.version == torch.__version__
-    assert found.folder == Path(torch.__file__).parent
-
-
 @pytest.mark.parametrize("name", ["SEQWARM_KERNELS", "SEQWARM_SHORT_CALLS"])
 def test_other_values_are_errors(build, monkeypatch, complete, name):
     monkeypatch.setenv(name, "yes")
-    with pytest.raises(SystemExit, match=f"{name} must be 0 or 1, got 'yes'"):
+    with pytest.raises(SystemExit, match=name):
         build.decide()
 
 
-def test_error_ends_a_build_without_a_traceback(tmp_path):
-    environment = {**os.environ, "SEQWARM_KERNELS": "maybe"}
+def test_an_error_ends_a_build_without_a_traceback(tmp_path):
     finished = subprocess.run(
         [sys.executable, SETUP, "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path],
         capture_output=True,
         text=True,
-        env=environment,
+        env={**os.environ, "SEQWARM_KERNELS": "maybe"},
         check=False,
     )
     assert finished.returncode != 0
-    assert "SEQWARM_KERNELS must be 0 or 1, got 'maybe'" in finished.stderr
+    assert "SEQWARM_KERNELS" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_kernels_can_be_left_out(build, monkeypatch, capsys):
-    monkeypatch.setenv("SEQWARM_KERNELS", "0")
+@pytest.mark.parametrize("reason", ["SEQWARM_KERNELS=0", "Windows"])
+def test_kernels_are_left_out_with_the_reason(build, monkeypatch, capsys, reason):
+    if reason == "Windows":
+        monkeypatch.setattr(build.sys, "platform", "win32")
+    else:
+        monkeypatch.setenv("SEQWARM_KERNELS", "0")
     assert build.decide() is None
-    assert "SEQWARM_KERNELS=0" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_without_torch(build, monkeypatch):
     monkeypatch.setattr(build, "find_torch", lambda: None)
-    with pytest.raises(SystemExit, match=r"torch is not installed for .*; SEQWARM_KERNELS=0 installs without them"):
+    with pytest.raises(SystemExit, match="torch"):
         build.decide()
 
 
 def test_without_a_compiler(build, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit, match=r"cannot be built: missing: .*a C\+\+ compiler"):
+    with pytest.raises(SystemExit, match=r"C\+\+"):
         build.decide()
 
 
-def test_on_windows(build, monkeypatch, capsys):
-    monkeypatch.setattr(build.sys, "platform", "win32")
-    assert build.decide() is None
-    assert "they do not build on Windows" in capsys.readouterr().err
-
-
-def test_given_compiler_is_missing(build, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    assert build.find_compiler() is None
-
-
 def test_the_module_is_named_after_its_torch(build, complete):
+    assert build.find_torch() == (Path(torch.__file__).parent, torch.__version__)
     assert complete.module() == module_name(complete.version) == "_C_torch_2_13_0_cpu"
 
 

@@ -59,11 +59,6 @@ def test_dynamic_batching_on_a_small_text(run, tmp_path):
     assert "resumed after 0 items" in printed
 
 
-def test_dynamic_batching_with_a_missing_text(run):
-    with pytest.raises(SystemExit, match=r"^dynamic_batching.py: missing.txt: "):
-        run("dynamic_batching.py", "--text", "missing.txt")
-
-
 def test_dynamic_batching(run, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     printed = run("dynamic_batching.py", "--figure", tmp_path / "padding.png")

@@ -97,12 +97,14 @@ def test_the_formulas_of_the_size_of_the_goals():
     assert LARGE.ring().forward == 4 * 128 * 32 * 2**17 * 7 // 8 == 1_879_048_192
     assert LARGE.ulysses().forward == 4 * 128 * 64 * 2**14 * 7 // 8 == 469_762_048
     assert LARGE.halo([1000] * 32).forward == 4 * 128 * 32_000
-    assert replace(LARGE, length=2**20, ranks=64).halo([1000] * 32) == LARGE.halo([1000] * 32)
 
 
-@pytest.mark.parametrize("change", [{"heads": 0}, {"key_heads": 5}, {"ranks": 3}, {"head_dim": -1}])
-def test_sizes_that_are_none(change):
-    with pytest.raises(ValueError, match=f"got {next(iter(change.values())) if 'ranks' not in change else 131072}"):
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"heads": 0}, "heads"), ({"key_heads": 5}, "key_heads"), ({"ranks": 3}, "ranks"), ({"head_dim": -1}, "head_dim")],
+)
+def test_sizes_that_are_none(change, name):
+    with pytest.raises(ValueError, match=name):
         replace(LARGE, **change)
 
 
@@ -122,8 +124,7 @@ def test_widths_of_normal_inputs_do_not_depend_on_the_length():
 
 
 def test_widths_of_key_heads_are_the_largest_of_their_group():
-    shared = normal_widths(ContextSize(4, 2, 16, 2**13, 2))
-    alone = normal_widths(ContextSize(4, 4, 16, 2**13, 2))
+    shared, alone = (normal_widths(ContextSize(4, key_heads, 16, 2**13, 2)) for key_heads in (2, 4))
     assert shared == pytest.approx([alone[1], alone[3]], rel=0.15)
 
 
@@ -132,7 +133,6 @@ def test_a_row_that_is_too_long_to_draw():
     widths = normal_widths(size, most_tokens=2**12)
     assert widths[:2] == normal_widths(replace(size, length=2**12))[:2]
     assert widths[3] == 3 * 2**18, "it reaches all drawn tokens"
-    assert normal_widths(replace(size, length=2**12))[3] == 3 * 2**10
 
 
 # ---- a run
@@ -160,7 +160,6 @@ def _run(rank, port):
         assert counted.received["all_reduce"] == 2 * 32 * 3 / 4
         with pytest.raises(TypeError, match="all_gather_into_tensor has no count"):
             torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(8), 0, mesh)
-    _both_sides_reach_as_far(mesh)
     _widths_of_normal_inputs(mesh)
     leave_group()
 
@@ -174,19 +173,6 @@ def _same_bytes_by_ulysses(mesh):
         assert counted.received["all_to_all_single"] == size.ulysses().forward
         (out.sum() + sum(each.sum() for each in exchanged)).backward()
     assert counted.received["all_to_all_single"] == sum(size.ulysses())
-
-
-def _both_sides_reach_as_far(mesh):
-    """Rows that are turned around need the same halo. The last key is larger than all others."""
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 1, 1, 2000, 8)
-    key[:, :, -1] *= 30
-
-    def widths(*rows):
-        shards = (tensor.chunk(4, 2)[mesh.get_local_rank()] for tensor in rows)
-        return halo_widths(*shards, torch.tensor([0.7]), mesh=mesh, scale=0.3, skip_tolerance=2e-6, causal=False)
-
-    assert widths(query, key) == widths(query.flip(2), key.flip(2)) > widths(query, key.clamp(-3, 3))
 
 
 def _widths_of_normal_inputs(mesh):
@@ -206,11 +192,6 @@ def test_runs_receive_what_the_formula_says():
 # ---- the table
 
 
-def test_the_title_counts_in_the_singular():
-    title = Exchanges(ContextSize(1, 1, 64, 1024, 1, batch_size=2), (0,)).table().splitlines()[0]
-    assert title.endswith("1 head, 1 key head of 64, 1,024 tokens on 1 rank, 2 rows, 16 bits")
-
-
 def test_the_table_and_what_is_not_possible():
     exchanges = Exchanges(ContextSize(12, 12, 64, 1024, 8), (64,) * 11 + (512,))
     title, header, ring, gather, ulysses, halo, note = exchanges.table().splitlines()
@@ -225,8 +206,3 @@ def test_the_table_and_what_is_not_possible():
     assert json["bytes_received"]["Ulysses"] == {"not_possible": "heads must be a multiple of the 8 ranks, got 12"}
     assert json["bytes_received"]["halo"] == {"forward": 256 * 1216, "backward": 256 * 1216}
     assert json["halo_widths"] == [64] * 11 + [512]
-
-
-def test_the_table_of_one_rank():
-    table = Exchanges(ContextSize(2, 2, 4, 8, 1), (0, 0)).table()
-    assert table.count("0 MB") == 8

@@ -1,7 +1,6 @@
 """The experiments run at a tiny size, go on where they stopped, and write records, tables and figures."""
 
 import inspect
-import json
 import math
 from argparse import ArgumentParser
 from dataclasses import replace
@@ -13,7 +12,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
 
-from experiments import command, figures, last_words, plan, results, tables
+from experiments import figures, last_words, plan, results, tables
 from experiments.running import Runner, load_script
 from experiments.scales import TOY
 from experiments.stability import batches, training
@@ -55,29 +54,6 @@ def test_two_runs_train_and_are_read_again(text, tmp_path, monkeypatch):
     assert last_words.read_scores(outcomes[0].folder).perplexity > 1
     monkeypatch.setattr(Runner, "_train", None)  # finished runs are read
     assert runner.run_all(runs, "again") == outcomes
-
-
-def test_the_command_publishes_no_fewer_results(text, tmp_path, monkeypatch):
-    for name in ("RESULTS", "FIGURES"):
-        monkeypatch.setattr(command, name, tmp_path / "published")
-    (tmp_path / "published").mkdir()
-    monkeypatch.setattr(Runner, "_process", train_in_this_process)
-    monkeypatch.setitem(command.SCALES, "toy", replace(TINY, durations=(0.0, 0.3), speed_repeats=1))
-
-    def call(out):
-        parser = ArgumentParser()
-        command.add_arguments(parser)
-        where = ["--out", str(tmp_path / out), "--text", str(text)]
-        command.main(parser.parse_args([*where, "--only", "e", "--seeds", "1", "--publish"]))
-
-    call("out")
-    environment, *lines = map(json.loads, (tmp_path / "published" / "cpu_training.jsonl").read_text().splitlines())
-    assert environment["torch"] == torch.__version__
-    assert {line["experiment"] for line in lines} == {"e"}
-    assert {line["case"]["tokens"] for line in lines} == {plan.TRUNCATED, plan.CONSTANT, plan.SCALED, plan.SEGMENTS}
-    monkeypatch.setattr(Runner, "run_all", lambda self, runs, title: [])
-    with pytest.raises(SystemExit, match="not published"):
-        call("other")
 
 
 def test_a_run_of_the_search_for_stability_repeats(monkeypatch):

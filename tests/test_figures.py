@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import sys
 
 import pytest
 
@@ -15,7 +14,7 @@ from bench.alibi_attention import peers
 from bench.resize_batch import implementations
 from seqwarm_kernels.utils import figures
 
-from .support.figures import check_looks, check_readable, shown_texts
+from .support.figures import check_looks, check_readable, texts_of
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,6 @@ def axes_of(width=6, height=3):
 def test_a_backend_does_not_change_a_look():
     assert figures.look_of("alibi_attention native, no skip") == figures.look_of("alibi_attention triton, no skip")
     assert figures.look_of("alibi_attention native, no skip") != figures.look_of("alibi_attention")
-    with pytest.raises(KeyError):
-        figures.look_of("an implementation without a look")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +50,7 @@ def test_a_backend_does_not_change_a_look():
     ids=["attention", "resize_batch", "training", "many devices"],
 )
 def test_implementations_of_one_figure_differ_without_color(names):
-    looks = [figures.look_of(name) for name in names]
-    assert len({look.marker for look in looks}) == len(names) >= 3
+    assert len({figures.look_of(name).marker for name in names}) == len(names) >= 3
 
 
 def test_colors_are_readable_on_both_pages():
@@ -94,42 +90,28 @@ def test_what_the_checks_of_figures_find():
     with pytest.raises(AssertionError, match="'one' and 'other' overlap"):
         check_readable(figure)
     figure, axes = axes_of()
-    axes.plot([1, 2], [1e-9, 1e9])
-    axes.set_yscale("log")
-    with pytest.raises(AssertionError, match="is not a plain number"):
-        check_readable(figure)
-    figure, axes = axes_of()
     figures.plot(axes, "FlexAttention", [0, 1], [0, 1], color="red")
     with pytest.raises(AssertionError, match="FlexAttention"):
         check_looks(figure, ["FlexAttention"])
 
 
-@pytest.mark.parametrize(
-    ("limits", "ticks", "shown"),
-    [
+def test_numbers_of_axes_are_written_out():
+    for limits, ticks, shown in (
         ((0.5, 20), None, ["0.5", "1", "2", "5", "10", "20"]),
         ((64, 16384), [64, 1024, 16384], ["64", "1,024", "16,384"]),
-    ],
-)
-def test_numbers_of_a_logarithmic_axis_are_written_out(limits, ticks, shown):
-    figure, axes = axes_of()
-    axes.plot(limits, [0, 1])
-    axes.set_yticks([])
-    figures.log_axis(axes.xaxis, ticks)
-    assert [text for text, _ in shown_texts(figure)] == shown
-
-
-@pytest.mark.parametrize(
-    ("largest", "shown"),
-    [(8_000, ["0", "8,000"]), (80_000, ["0", "80 k"]), (5e6, ["0", "5 M"]), (3e9, ["0", "3 B"])],
-)
-def test_an_axis_of_large_numbers_has_one_unit(largest, shown):
-    figure, axes = axes_of()
-    axes.plot([0, largest], [0, 1])
-    axes.set_xticks([0, largest])
-    axes.set_yticks([])
-    figures.short_numbers(axes.xaxis)
-    assert [text for text, _ in shown_texts(figure)] == shown
+    ):
+        figure, axes = axes_of()
+        axes.plot(limits, [0, 1])
+        axes.set_yticks([])
+        figures.log_axis(axes.xaxis, ticks)
+        assert texts_of(figure) == shown
+    for largest, shown in ((8_000, "8,000"), (80_000, "80 k"), (5e6, "5 M"), (3e9, "3 B")):
+        figure, axes = axes_of()
+        axes.plot([0, largest], [0, 1])
+        axes.set_xticks([0, largest])
+        axes.set_yticks([])
+        figures.short_numbers(axes.xaxis)
+        assert texts_of(figure) == ["0", shown]
 
 
 def test_a_file_for_light_and_one_for_dark_pages(tmp_path):
@@ -150,9 +132,3 @@ def test_a_file_for_light_and_one_for_dark_pages(tmp_path):
             assert abs(lightness(figures.ink()) - lightness(figures.page())) > 0.7
     assert corners[figures.LIGHT] > 700 > 100 > corners[figures.DARK]
     assert Image.open(io.BytesIO(figures.png(draw))).mode == "P"
-
-
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r'pip install "seqwarm_kernels\[demo\]"'), figures.style():
-        pass

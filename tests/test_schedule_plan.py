@@ -45,20 +45,6 @@ def test_the_plan_is_that_of_stepping_the_scheduler(unit, batch_size, total, pac
     assert plan.attention_flops == sum(6 * 2 * 16 * length * tokens for _, length, _, tokens in stages)
 
 
-def test_the_command_plans_by_tokens_as_the_scheduler_steps(capsys):
-    assert main(["plan", "--duration", "60000000", "--unit", "token"]) == 0
-    steps = sum(
-        stage[2] for stage in by_hand(SequenceLengthScheduler(duration=60_000_000, unit="token"), 200_000_000, 32)
-    )
-    assert f"steps      {steps:,}\n" in capsys.readouterr().out
-
-
-def test_a_run_that_ends_inside_the_ramp():
-    plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=100, step_size=8), 50, 1, MODEL)
-    assert plan.stages[-1].seq_length < 64
-    assert sum(stage.steps for stage in plan.stages) == 50
-
-
 def test_a_run_that_ends_where_the_length_changes():
     plan = plan_schedule(SequenceLengthScheduler(8, 24, duration=10, step_size=8), 10, 1, MODEL)
     assert [(stage.progress, stage.seq_length, stage.steps) for stage in plan.stages] == [(0, 8, 5), (5, 16, 5)]
@@ -67,7 +53,6 @@ def test_a_run_that_ends_where_the_length_changes():
 def test_no_ramp_saves_nothing():
     plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 10, 2, MODEL)
     assert (plan.tokens_saved(), plan.attention_saved()) == (0, 0)
-    assert plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 1, 2, MODEL).tokens == 2 * 64
     assert plan.flops == plan.flops_full_length == 10 * 2 * 64 * (6 * (12 * 2 * 256 + 1600) + 6 * 2 * 16 * 64)
 
 
@@ -121,11 +106,16 @@ def test_json():
     assert plan["model"] == {"layers": 2, "hidden_size": 16, "vocab_size": 100}
 
 
-def test_numbers_below_1():
-    with pytest.raises(ValueError, match="hidden_size must be at least 1, got 0"):
-        ModelSize(2, 0, 100)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        plan_schedule(SequenceLengthScheduler(duration=10), 10, 0, MODEL)
+@pytest.mark.parametrize(("sizes", "name"), [((2, 0, 100), "hidden_size"), ((0, 2, 100), "layers")])
+def test_sizes_of_a_model_that_are_none(sizes, name):
+    with pytest.raises(ValueError, match=name):
+        ModelSize(*sizes)
+
+
+@pytest.mark.parametrize(("total", "batch_size", "name"), [(10, 0, "batch_size"), (0, 1, "total")])
+def test_runs_that_are_none(total, batch_size, name):
+    with pytest.raises(ValueError, match=name):
+        plan_schedule(SequenceLengthScheduler(8, 64, duration=10), total, batch_size, MODEL)
 
 
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
@@ -136,43 +126,38 @@ def test_figure(unit):
         figure = plan_figure(plan)
         support.check_readable(figure)
         support.check_looks(figure, {"full length throughout", "sequence-length warmup"})
-    lengths, amounts = figure.axes
+    lengths, amounts = map(support.drawn, figure.axes)
     end = {"step": 17, "token": 86_400, "sample": 5100}[unit]
     starts = [stage.progress for stage in plan.stages]
-    assert support.drawn(lengths) == {
+    assert lengths == {
         "full length throughout": [(0, 24), (end, 24)],
         "sequence-length warmup": list(zip([*starts, end], [8, 16, 24, 24], strict=True)),
     }
-    assert {line.get_drawstyle() for line in lengths.lines} == {"steps-post"}
-    assert {line.get_marker() for axes in figure.axes for line in axes.lines} == {"none"}, "stages are no points"
-    of_stages = [stage.steps if unit == "token" else stage.tokens for stage in plan.stages]
-    (origin, (last, full)) = support.drawn(amounts)["full length throughout"]
+    (origin, (last, full)) = amounts["full length throughout"]
     assert (origin, last) == ((0, 0), end)
     steps = sum(stage.steps for stage in plan.stages)
-    assert full == pytest.approx(
-        steps * 86_400 / plan.tokens_full_length if unit == "token" else plan.tokens_full_length
-    )
-    assert [y for _, y in support.drawn(amounts)["sequence-length warmup"]] == pytest.approx(
-        [0, *itertools.accumulate(of_stages)]
-    )
-    assert amounts.get_ylabel() == ("optimizer steps so far" if unit == "token" else "tokens so far")
-    assert amounts.get_xlabel() == f"{unit}s"
-    assert lengths.get_xlim() == amounts.get_xlim() == (0, end)
-    assert lengths.get_ylabel() == "sequence length (tokens)"
-    assert lengths.get_ylim()[0] == amounts.get_ylim()[0] == 0
+    of_tokens = steps * 86_400 / plan.tokens_full_length
+    assert full == pytest.approx(of_tokens if unit == "token" else plan.tokens_full_length)
+    of_stages = [stage.steps if unit == "token" else stage.tokens for stage in plan.stages]
+    sums = [0, *itertools.accumulate(of_stages)]
+    assert [y for _, y in amounts["sequence-length warmup"]] == pytest.approx(sums)
+    axes = figure.axes[1]
+    assert axes.get_ylabel() == ("optimizer steps so far" if unit == "token" else "tokens so far")
+    assert axes.get_xlabel() == f"{unit}s"
 
 
 def test_the_command(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     figure = tmp_path / "plan.png"
     assert main(["plan", "--duration", "300", "--root", "2", "--figure", str(figure)]) == 0
-    printed = capsys.readouterr().out
-    assert "fewer than as many steps at full length" in printed
+    assert "fewer than as many steps at full length" in capsys.readouterr().out
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert main(["plan", "--duration", "300", "--unit", "token", "--json"]) == 0
+    assert main(["plan", "--duration", "60000000", "--unit", "token", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
+    stages = by_hand(SequenceLengthScheduler(duration=60_000_000, unit="token"), 200_000_000, 32)
+    assert sum(stage["steps"] for stage in plan["stages"]) == sum(stage[2] for stage in stages)
     assert plan["unit"] == "token"
-    assert 0 < plan["attention_saved"] < 1
+    assert "exchanges" not in plan, "without --ranks"
 
 
 def test_a_run_that_ends_before_the_full_length_is_a_warning(capsys):
@@ -187,31 +172,11 @@ def test_a_run_that_ends_before_the_full_length_is_a_warning(capsys):
 def test_what_ranks_exchange(capsys):
     arguments = ["plan", "--duration", "300", "--batch-size", "1", "--max-seq-length", "4096", "--ranks", "4"]
     arguments += ["--hidden-size", "64", "--heads", "4", "--key-heads", "2"]
-    assert main([*arguments, "--json"]) == 0
-    exchanges = json.loads(capsys.readouterr().out)["exchanges"]
-    size = ContextSize(4, 2, 16, 4096, 4)
-    widths = normal_widths(size)
-    assert exchanges["halo_widths"] == widths
-    assert exchanges["bytes_received"]["halo"] == size.halo(widths)._asdict()
-    assert exchanges["bytes_received"]["ring"] == size.ring()._asdict()
-    assert exchanges["bytes_received"]["Ulysses"] == {
-        "not_possible": "key_heads must be a multiple of the 4 ranks, got 2"
-    }
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "fewer than as many steps at full length" in printed
-    assert printed.rstrip().endswith(Exchanges(size, tuple(widths)).table())
-    assert main([*arguments, "--head-dim", "8", "--score-std", "2", "--json"]) == 0
-    exchanges = json.loads(capsys.readouterr().out)["exchanges"]
-    assert exchanges["head_dim"] == 8
-    assert exchanges["halo_widths"] == normal_widths(ContextSize(4, 2, 8, 4096, 4), score_std=2)
-
-
-def test_without_ranks_nothing_is_exchanged(capsys):
-    assert main(["plan", "--duration", "300", "--json"]) == 0
-    assert "exchanges" not in json.loads(capsys.readouterr().out)
-
-
-def test_bad_total():
-    with pytest.raises(ValueError, match="total must be at least 1 step, got 0"):
-        plan_schedule(SequenceLengthScheduler(8, 64, duration=10), 0, 1, MODEL)
+    for more, head_dim, score_std in (([], 16, 1), (["--head-dim", "8", "--score-std", "2"], 8, 2)):
+        size = ContextSize(4, 2, head_dim, 4096, 4)
+        expected = Exchanges(size, tuple(normal_widths(size, score_std=score_std)))
+        assert main([*arguments, *more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["exchanges"]
+        assert {name: found[name] for name in expected.to_json()} == json.loads(json.dumps(expected.to_json()))
+        assert main([*arguments, *more]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(expected.table())

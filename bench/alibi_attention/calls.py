@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from seqwarm_kernels import alibi_attention
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.records import CpuRecord, cpu_kind, in_turns, save, table
 from .cases import BOTH, FORWARD, call_of
 from .pretended_gpu import pretend
 from .report import CALLS
@@ -30,6 +30,7 @@ LENGTHS = (128, 512)
 NATIVE = {"alibi_attention native": partial(alibi_attention, backend="native")}
 TRITON = {"alibi_attention triton": partial(alibi_attention, backend="triton")}
 SDPA = {"SDPA": partial(scaled_dot_product_attention, is_causal=True)}
+SECONDS = 2.0  #: of measuring, for each record
 
 
 def measure(
@@ -52,9 +53,5 @@ def run(seconds: float) -> Iterator[CpuRecord]:
         yield from measure(case, TRITON, (1, 2, length, 64), torch.float16, seconds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 2.0)
-
-
 def main(arguments: argparse.Namespace) -> None:
-    save(f"{CALLS}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{CALLS}_{cpu_kind()}", run(SECONDS), table)

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from ..common.goals import goals_table
-from ..common.records import CpuRecord, add_seconds, in_turns, save, table
+from ..common.records import CpuRecord, in_turns, save, table
 from ..common.timing import extra_resident_bytes
 from .cases import BOTH, FORWARD, Case, call_of
 from .peers import EAGER, FLASH, FLEX, MASK, OURS, Attend, Peer, ours, reference
@@ -29,17 +29,16 @@ MOST_SCORE_BYTES = {MASK.name: 2**32, EAGER.name: 2**31, reference().name: 2**28
 WITH_MEMORY = (f"{OURS} native", MASK.name)
 #: If a forward takes longer, its backward is not measured, and nothing is measured with one thread.
 LONGEST_MS = 2000
+SECONDS = 1.0  #: of measuring, for each record
 
 
 def problem_of(length: int, head_dim: int = 64, dtype: torch.dtype = torch.float32) -> Problem:
     return Problem(max(1, TOKENS // length), HEADS, HEADS, length, head_dim, dtype=dtype)
 
 
-def problems_of(quick: bool) -> list[Problem]:
+def all_problems() -> list[Problem]:
     """The problems of the goals, and then the others."""
     first = [problem_of(1024), problem_of(1024, dtype=torch.bfloat16), LONG, SEGMENTS]
-    if quick:
-        return first
     every = [
         problem_of(length, head_dim, dtype)
         for dtype in (torch.float32, torch.bfloat16)
@@ -89,11 +88,11 @@ def measure(problem: Problem, inputs: str, peers: list[Peer], threads: int, seco
     return [*found, *timed(BOTH, attends, {})]
 
 
-def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
+def run(seconds: float) -> Iterator[CpuRecord]:
     most_threads = torch.get_num_threads()
     slow: set[tuple[Problem, str]] = set()  # to be left out with one thread
     for threads in sorted({most_threads, 1}, reverse=True):
-        for problem in tqdm(problems_of(quick), desc=f"alibi_attention, {threads} threads", unit="problem"):
+        for problem in tqdm(all_problems(), desc=f"alibi_attention, {threads} threads", unit="problem"):
             peers = [peer for peer in peers_of(problem) if (problem, peer.name) not in slow]
             records = measure(problem, "a", peers, threads, seconds)
             yield from records
@@ -103,12 +102,5 @@ def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
     torch.set_num_threads(most_threads)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 1.0)
-    quick = "measure only rows of 1,024 and 8,192 tokens, and segments of 16 tokens"
-    parser.add_argument("--quick", action="store_true", help=quick)
-
-
 def main(arguments: argparse.Namespace) -> None:
-    measured = run(arguments.seconds, arguments.quick)
-    save(RECORDS, measured, table, lambda records: goals_table(cpu_goals(records)), quick=arguments.quick)
+    save(RECORDS, run(SECONDS), table, lambda records: goals_table(cpu_goals(records)))

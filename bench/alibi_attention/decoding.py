@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.records import CpuRecord, cpu_kind, in_turns, save, table
 from ..common.timing import Call
 from .peers import FLASH, MASK, OURS, OURS_NO_SKIP, Attend
 from .problems import Problem, draw
@@ -28,6 +28,7 @@ OURS_BOUND = f"{OURS}, key_norm_bound"
 HEADS = ((12, 12, 64), (32, 8, 128))
 BATCHES, KEYS = (1, 8), (1024, 2048, 4096, 8192, 16384)
 PEERS = (OURS, OURS_BOUND, OURS_NO_SKIP, MASK.name, FLASH.name)
+SECONDS = 0.5  #: of measuring, for each record
 
 
 def inputs_of(problem: Problem, kind: str, device: torch.device) -> list[Tensor]:
@@ -77,9 +78,5 @@ def run(seconds: float) -> Iterator[CpuRecord]:
             yield from measure(problem, inputs, torch.get_num_threads(), seconds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 0.5)
-
-
 def main(arguments: argparse.Namespace) -> None:
-    save(f"{DECODING}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{DECODING}_{cpu_kind()}", run(SECONDS), table)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.records import CpuRecord, cpu_kind, in_turns, save, table
 from . import segments
 from .cases import BOTH, FORWARD, Case, call_of
 from .cpu import CPU, case_of, problem_of
@@ -22,6 +22,7 @@ from .report import SEGMENTS, SHORT
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
 DTYPES = (torch.float32, torch.bfloat16)
+SECONDS = 1.0  #: of measuring, for each record
 
 
 def _tokens_first(tensor: Tensor) -> Tensor:
@@ -55,12 +56,6 @@ def run(seconds: float) -> Iterator[CpuRecord]:
         yield from measure(length, dtype, layout, torch.get_num_threads(), seconds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 1.0)
-    parser.add_argument("--segments", action="store_true", help="measure segments alone")
-
-
 def main(arguments: argparse.Namespace) -> None:
-    if not arguments.segments:
-        save(f"{SHORT}_{cpu_kind()}", run(arguments.seconds), table)
-    save(f"{SEGMENTS}_{cpu_kind()}", segments.run(arguments.seconds), segments.segments_table)
+    save(f"{SHORT}_{cpu_kind()}", run(SECONDS), table)
+    save(f"{SEGMENTS}_{cpu_kind()}", segments.run(SECONDS), segments.segments_table)

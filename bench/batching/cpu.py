@@ -39,6 +39,7 @@ from .report import (
 )
 
 MILLION = 1_000_000
+REPEATS = 5  #: of each timing
 
 
 def padding(corpus: BenchCorpus) -> Iterator[dict[str, Any]]:
@@ -190,7 +191,6 @@ def run(found: list[BenchCorpus], repeats: int) -> Iterator[dict[str, Any]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", type=Path, metavar="FOLDER", help="text with at least 100,000 paragraphs")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing")
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -199,5 +199,5 @@ def main(arguments: argparse.Namespace) -> None:
         raise SystemExit("no text found: set SEQWARM_TEST_DATA, or pass a folder with --large")
     if not infinibatch.installed():
         print("The package infinibatch is not installed. It is not measured.")
-    save(RECORDS, run(found, arguments.repeats), lines_table)
+    save(RECORDS, run(found, REPEATS), lines_table)
     write(FIGURE_RECORDS, [figure_histograms(found[-1])])

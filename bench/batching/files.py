@@ -31,6 +31,7 @@ from .corpora import BenchCorpus, corpora, count_bytes
 from .report import FILES_RECORDS, INFINIBATCH, STAGES, STREAM, files_table
 
 BUDGET, WINDOW = 16_384, 10_000
+REPEATS = 5  #: of each timing
 
 
 class Pipeline(NamedTuple):
@@ -132,7 +133,6 @@ def measure(corpus: BenchCorpus, folder: Path, windows: int, repeats: int) -> It
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", type=Path, metavar="FOLDER", help="text with at least 100,000 paragraphs")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing")
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -141,4 +141,4 @@ def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus.write_chunks(Path(folder), BUDGET)
         windows = math.ceil(len(corpus.items) / WINDOW)
-        save(FILES_RECORDS, measure(corpus, Path(folder), windows, arguments.repeats), files_table)
+        save(FILES_RECORDS, measure(corpus, Path(folder), windows, REPEATS), files_table)

@@ -33,6 +33,8 @@ from .report import LARGE_RECORDS, large_corpus_table
 from .token_corpus import END_TOKEN, conditions, document_lengths, drop_from_cache, write_flat
 
 BUDGET, WINDOW = 16_384, 10_000
+TOKENS = 10**9  #: of the corpus
+REPEATS = 5  #: of each timing
 
 
 def loader(path: Path) -> ResumableLoader:
@@ -158,12 +160,7 @@ def measure(path: Path, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
         yield line("resume", cache, repeated(cache, lambda number: in_process(resumed, path, states, number)))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=int, default=10**9, help="size of the corpus, 2 bytes each")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing")
-
-
 def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = write_flat(Path(folder) / "train.bin", document_lengths(arguments.tokens))
-        save(LARGE_RECORDS, measure(path, arguments.tokens, arguments.repeats), large_corpus_table)
+        path = write_flat(Path(folder) / "train.bin", document_lengths(TOKENS))
+        save(LARGE_RECORDS, measure(path, TOKENS, REPEATS), large_corpus_table)

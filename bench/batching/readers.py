@@ -29,6 +29,8 @@ from .report import CACHES, ORDERS, READERS_RECORDS, readers_table
 from .token_corpus import conditions, document_lengths, drop_from_cache, token_parts
 
 Documents = list[NDArray[np.uint16]]
+TOKENS = 10_000_000  #: of the corpus
+REPEATS = 5  #: of each timing
 
 
 class Reader(NamedTuple):
@@ -228,10 +230,5 @@ def _timed(reader: Reader, shuffled: bool, seed: int, tokens: int) -> float:
     return seconds
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=int, default=10_000_000, help="size of the corpus")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing")
-
-
 def main(arguments: argparse.Namespace) -> None:
-    save(READERS_RECORDS, measure(arguments.tokens, arguments.repeats), readers_table)
+    save(READERS_RECORDS, measure(TOKENS, REPEATS), readers_table)

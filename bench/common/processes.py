@@ -16,28 +16,22 @@ class Program:
     def __init__(self, command: list[str], log: Path, cwd: Path, **environment: str) -> None:
         self._log = log
         self.code: int | None = None
-        self._problem: str | None = None
-        try:
-            with log.open("a") as file:
-                self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                    command,
-                    cwd=cwd,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                    start_new_session=True,  # so that killing the group also ends the processes it started
-                )
-        except OSError as error:
-            self._process, self._problem = None, str(error)
+        with log.open("a") as file:
+            self._process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                start_new_session=True,  # so that killing the group also ends the processes it started
+            )
 
     def wait_until(self, moment: float) -> str:
         """Waits for the process, and kills it when time.monotonic() reaches `moment`.
 
         Returns:
-            The exit code and the last line of output, or the reason why there is no exit code.
+            The exit code and the last line of output, or that there is no exit code.
         """
-        if self._process is None:
-            return self._problem or ""
         try:
             self.code = self._process.wait(max(0.0, moment - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -49,7 +43,6 @@ class Program:
 
     def _end_group(self) -> None:
         """Ends the process and those that it has started, also if it ended before them."""
-        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,18 +62,16 @@ def environment() -> dict[str, str | None]:
     }
 
 
-def write(name: str, records: Iterable[Any], *, quick: bool = False) -> tuple[Path, list[Any]]:
+def write(name: str, records: Iterable[Any]) -> tuple[Path, list[Any]]:
     """Writes bench/results/<name>.jsonl: first a line with the environment, then a line for each dataclass.
 
     Each record is written as soon as it is measured, to <name>.jsonl.partial, which gets its name at the end. After an
-    interruption the partial file holds the records so far, and <name>.jsonl is unchanged. With `quick`, which leaves
-    out cases that the pages show, the file is <name>_quick.jsonl.
+    interruption the partial file holds the records so far, and <name>.jsonl is unchanged.
 
     Returns:
         The path, and the records.
     """
     RESULTS.mkdir(exist_ok=True)
-    name = f"{name}_quick" if quick else name
     path, partial = RESULTS / f"{name}.jsonl", RESULTS / f"{name}.jsonl{PARTIAL_SUFFIX}"
     written = []
     with partial.open("w") as file:
@@ -86,14 +83,10 @@ def write(name: str, records: Iterable[Any], *, quick: bool = False) -> tuple[Pa
     return path, written
 
 
-def save(name: str, records: Iterable[Any], *tables: Callable[[list[Any]], str], quick: bool = False) -> None:
+def save(name: str, records: Iterable[Any], *tables: Callable[[list[Any]], str]) -> None:
     """Writes records as they are measured, and prints their tables."""
-    path, written = write(name, records, quick=quick)
+    path, written = write(name, records)
     print("\n\n".join([*(table(written) for table in tables), f"written to {path}"]))
-
-
-def add_seconds(parser: argparse.ArgumentParser, seconds: float) -> None:
-    parser.add_argument("--seconds", type=float, default=seconds, help="time of a record (default: %(default)s)")
 
 
 def in_turns(

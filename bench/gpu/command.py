@@ -27,7 +27,7 @@ from ..common.processes import Program
 from ..common.records import RESULTS, ROOT
 from . import pytest_records, report
 from .records import STEPS, Recorder, append, begin, read_device_records, read_folder
-from .steps import ESSENTIAL, FIRST, NEED_A_GPU, PROFILES, SANITIZERS, step_record
+from .steps import ESSENTIAL, FIRST, NEED_A_GPU, SANITIZERS, step_record
 
 PYTHON = [sys.executable, "-m"]
 
@@ -118,8 +118,6 @@ class Run:
             self.precompile("attention")
         if "hopper" in self.part.stages and not self.tiny:
             self.precompile("hopper")
-        if "tuned" in self.part.stages:
-            self.steps(PROFILES, _STEP_SECONDS)
         start, shares = time.monotonic(), sum(self.part.stages.values())
         used = 0
         for stage, share in self.part.stages.items():

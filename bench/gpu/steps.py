@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
-import importlib.util
 import itertools
 import os
 import shutil
@@ -43,11 +42,6 @@ Step = Callable[[torch.device], None]
 def compiler(device: torch.device) -> None:
     problem = launcher_problem()
     assert problem is None, problem
-
-
-def packages(device: torch.device) -> None:
-    missing = [name for name in ("pytest", "hypothesis", "triton") if importlib.util.find_spec(name) is None]
-    assert not missing, f"not installed: {', '.join(missing)}"
 
 
 def trivial_kernel(device: torch.device) -> None:
@@ -182,27 +176,9 @@ def sanitize(tool: str, device: torch.device) -> None:
     subprocess.run([program, *options, sys.executable, "-c", code], cwd=ROOT, check=True, env=environment)
 
 
-_FORWARD = """
-import torch
-from seqwarm_kernels import alibi_attention
-
-query, key, value = torch.randn(3, 2, 16, 8192, 128, device="cuda", dtype=torch.bfloat16)
-for _ in range(2):
-    alibi_attention(query, key, value, skip_tolerance=0)
-"""
-
-
-def profile(device: torch.device) -> None:
-    """One run of Nsight Compute, whose output is in the log. It leaves the clocks as they are."""
-    program = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
-    options = ["--clock-control", "none", "--set", "detailed", "-k", "forward_kernel", "--launch-count", "1"]
-    subprocess.run([program, *options, sys.executable, "-c", _FORWARD], cwd=ROOT, check=True)
-
-
 #: If one of these fails, nothing else runs.
 ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_kernel, "kernels": kernels}
 FIRST: dict[str, Step] = {
-    "packages": packages,
     "forward": forward,
     **{
         f"length {length}": functools.partial(boundary_length, length)
@@ -215,14 +191,13 @@ FIRST: dict[str, Step] = {
     "no synchronization": no_synchronization,
 }
 SANITIZERS: dict[str, Step] = {
-    **{tool: functools.partial(sanitize, tool) for tool in ("memcheck", "racecheck", "initcheck")},
+    tool: functools.partial(sanitize, tool) for tool in ("memcheck", "racecheck", "initcheck")
 }
-PROFILES: dict[str, Step] = {"profile of forward, D128": profile}
-STEPS = ESSENTIAL | FIRST | SANITIZERS | PROFILES
+STEPS = ESSENTIAL | FIRST | SANITIZERS
 #: Left out of a dry run.
 NEED_A_GPU = {
     *("trivial kernel", "kernels", "another stream", "captured graph", "no synchronization"),
-    *("torch.compile", "memcheck", "racecheck", "initcheck", *PROFILES),
+    *("torch.compile", *SANITIZERS),
     *("length 511", "length 512", "length 513", "length 2049"),  # these take long on a CPU
 }
 

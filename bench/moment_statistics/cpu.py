@@ -27,6 +27,7 @@ STEP, MONITOR, BY_HAND = "training step", "TrainingMonitor", ".item() of each te
 MODEL, ROWS, LENGTHS = (4, 4, 112), 16, (256, 32)
 #: Number of steps in a repeat. One of them reads and writes the numbers of all.
 READ_EVERY = 20
+REPEATS = 15  #: means of `READ_EVERY` training steps at each length
 
 
 def measure_at(length: int, repeats: int) -> list[CpuRecord]:
@@ -89,10 +90,6 @@ def share_table(records: list[CpuRecord]) -> str:
     return markdown([*header, "largest relative error"], rows)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=15, help=f"means of {READ_EVERY} training steps at each length")
-
-
 def main(arguments: argparse.Namespace) -> None:
-    measured = (record for length in LENGTHS for record in measure_at(length, arguments.repeats))
+    measured = (record for length in LENGTHS for record in measure_at(length, REPEATS))
     save(RECORDS, measured, share_table)

@@ -13,7 +13,7 @@ from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.records import CpuRecord, cpu_kind, in_turns, save, table
 from ..common.timing import Call
 from .implementations import BY_HAND, OURS, OURS_VIEWS, VIEWS, Batch, by_hand, views_of
 from .report import CALLS
@@ -25,6 +25,7 @@ SMALL = (3, 8, 128, 64)  #: tensors, rows, tokens, length of the batch that goes
 GATHER = "gather from the first valid token on"
 SCHEDULED, ATTACHED = "scheduler.resize", "call of an attached model"
 _Case = tuple[str, dict[str, Call], dict[str, Any]]  # with the facts of the case
+SECONDS = 0.5  #: of measuring, for each record
 
 
 def make_batch(tensors: int, rows: int, tokens: int, side: str) -> Batch:
@@ -104,9 +105,5 @@ def _check(expected: Call, *others: Call) -> None:
         torch.testing.assert_close(call(), expected(), rtol=0, atol=0)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 0.5)
-
-
 def main(arguments: argparse.Namespace) -> None:
-    save(f"{CALLS}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{CALLS}_{cpu_kind()}", run(SECONDS), table)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from ..common.records import CpuRecord, add_seconds, in_turns, save, table
+from ..common.records import CpuRecord, in_turns, save, table
 from .implementations import BY_HAND, OURS, Resizing, by_hand, implementations, problems
 from .report import RECORDS
 
@@ -29,6 +29,7 @@ SIZES = [
 SMALL_MEGABYTES = 1.0  #: a smaller batch is resized so fast that the cost of the call itself counts
 #: Sizes that torch.compile is measured at as well. Each size needs a compilation of its own.
 COMPILED_AT = [SIZES[1], SIZES[6]]
+SECONDS = 0.5  #: of measuring, for each record
 
 
 class Work(NamedTuple):
@@ -40,7 +41,7 @@ class Work(NamedTuple):
     seconds: float
 
 
-def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
+def run(seconds: float) -> Iterator[CpuRecord]:
     """Measures every implementation on every problem.
 
     For small batches the implementations take turns, so that other load on the machine affects all of them equally.
@@ -49,9 +50,9 @@ def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
     copy.
     """
     work, thread_counts = [], sorted({torch.get_num_threads(), 1}, reverse=True)
-    for problem in problems([SIZES[1], SIZES[6]] if quick else SIZES):
+    for problem in problems(SIZES):
         size = (problem.tensors, problem.rows, problem.tokens)
-        compiled = not quick and any(size == known[:3] for known in COMPILED_AT)
+        compiled = any(size == known[:3] for known in COMPILED_AT)
         names = list(implementations(problem, problem.batch("meta"), compiled=compiled))
         is_small = problem.facts()["source_megabytes"] < SMALL_MEGABYTES
         together = [names] if is_small else [[name] for name in names]
@@ -76,10 +77,5 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
     return list(in_turns(OURS, problem.case(), calls, work.threads, work.seconds, problem.facts()))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 0.5)
-    parser.add_argument("--quick", action="store_true", help="two sizes only, without torch.compile")
-
-
 def main(arguments: argparse.Namespace) -> None:
-    save(RECORDS, run(arguments.seconds, arguments.quick), table, quick=arguments.quick)
+    save(RECORDS, run(SECONDS), table)

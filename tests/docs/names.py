@@ -200,11 +200,7 @@ def tuning():
     }
 
 
-def allocator():
-    return {**plain(), "tokens": rows()["input_ids"]}
-
-
-def deepspeed():
+def tokens_and_labels():
     return {"tokens": rows()["input_ids"], "labels": rows()["labels"]}
 
 
@@ -222,6 +218,6 @@ NAMES = {
     "docs/guides/data_sources.md": data_sources,
     "docs/guides/diagnostics.md": diagnostics,
     "docs/guides/tuning.md": tuning,
-    "docs/concepts/allocator.md": allocator,
-    "docs/help/from_deepspeed.md": deepspeed,
+    "docs/concepts/allocator.md": tokens_and_labels,
+    "docs/help/from_deepspeed.md": tokens_and_labels,
 }

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .edits import Edit
-
 _NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|^[ \t]*#[^\n]*|^[ \t]*template <[^\n]*',
     re.DOTALL | re.MULTILINE,
@@ -49,16 +47,17 @@ _RULES = [
 ]
 
 
-def cpp_edits(source: str) -> Iterator[Edit]:
+def cpp_edits(source: str) -> Iterator[tuple[int, int, str, str]]:
+    """Begin, end, operator and replacement of each change."""
     code = _only_code(source)
     for operator, pattern, replacement in _RULES:
         for match in re.finditer(pattern, code):
-            yield Edit(*match.span(), operator, match.expand(replacement))
+            yield *match.span(), operator, match.expand(replacement)
     for match in _STATEMENT.finditer(code):
-        yield Edit(*match.span(1), "deletion", ";")
+        yield *match.span(1), "deletion", ";"
     for match in _CONDITION.finditer(code):
         end = _closing(code, match.end())
-        yield Edit(match.end(), end, "condition", f"(!{source[match.end() : end]})")
+        yield match.end(), end, "condition", f"(!{source[match.end() : end]})"
 
 
 def _only_code(source: str) -> str:

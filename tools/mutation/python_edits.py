@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from .edits import Edit
-
 _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -51,7 +49,8 @@ _LEFT_OUT_FIELDS = {"annotation", "returns", "decorator_list", "type_comment"}
 Change = tuple[str, Any, ast.AST]
 
 
-def python_edits(source: str) -> Iterator[Edit]:
+def python_edits(source: str) -> Iterator[tuple[int, int, str, str]]:
+    """Begin, end, operator and replacement of each change."""
     encoded = source.encode()
     begins = list(accumulate((len(line) + 1 for line in encoded.split(b"\n")), initial=0))
 
@@ -64,7 +63,7 @@ def python_edits(source: str) -> Iterator[Edit]:
             text = ast.unparse(new)
             text = f"({text})" if isinstance(old, ast.expr) else text
             start, end = index(old.lineno, old.col_offset), index(old.end_lineno, old.end_col_offset)
-            yield Edit(start, end, operator, text)
+            yield start, end, operator, text
 
 
 def _nodes(node: ast.AST) -> Iterator[Any]:

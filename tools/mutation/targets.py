@@ -61,16 +61,8 @@ _OPS = "seqwarm_kernels/ops"
 TARGETS = [
     *_targets(
         "seqwarm_kernels/schedule",
-        "scheduler.py milestones.py pacing.py",
-        "schedule/test_scheduler.py schedule/test_state.py schedule/test_watch.py",
-    ),
-    *_targets("seqwarm_kernels/schedule", "token_lr.py", "schedule/test_token_lr.py"),
-    *_targets("seqwarm_kernels/schedule", "watch.py", "schedule/test_watch.py"),
-    *_targets(
-        "seqwarm_kernels/schedule",
-        "attachment.py",
-        "schedule/test_attachment.py schedule/test_attachment_options.py schedule/test_watch.py "
-        "resizing/test_masks.py -k 'not processes'",
+        "scheduler.py milestones.py pacing.py token_lr.py watch.py attachment.py",
+        "schedule -k 'not processes'",
     ),
     *_targets(
         "seqwarm_kernels/trainers",
@@ -105,28 +97,15 @@ TARGETS = [
     ),
     *_targets(
         "seqwarm_kernels/allocator",
-        "warmup.py rehearsal.py training_pass.py snapshot.py example_batch.py memory.py",
-        "allocator/test_snapshot.py allocator/test_warmup.py allocator/test_arguments.py allocator/test_memory.py "
-        "allocator/test_example_batch.py allocator/test_transformers.py allocator/test_distributed.py "
-        "utils/test_progress.py -k 'not two_ranks and not inside_fully_shard'",
-    ),
-    *_targets(
-        "seqwarm_kernels/allocator",
-        "distributed.py compilation.py report.py",
-        "allocator/test_zoo.py allocator/test_distributed.py allocator/test_compilation.py allocator/test_memory.py "
-        "allocator/test_warmup.py",
+        "warmup.py rehearsal.py training_pass.py snapshot.py example_batch.py memory.py distributed.py compilation.py "
+        "report.py",
+        "allocator utils/test_progress.py -k 'not two_ranks and not inside_fully_shard'",
         "allocator/test_distributed.py -m slow",
     ),
     *_targets(
         "seqwarm_kernels/attention",
-        "functional.py calls.py fast_path.py context_parallel.py slopes.py",
+        "functional.py calls.py fast_path.py context_parallel.py slopes.py reach.py attended_share.py",
         "attention ops/test_host_values.py ops/test_dropout_origins.py ops/test_forward_mode.py -k 'not triton'",
-    ),
-    *_targets("seqwarm_kernels/attention", "reach.py", "attention/test_reach.py"),
-    *_targets(
-        "seqwarm_kernels/attention",
-        "attended_share.py",
-        f"{_SKIPPING} {_CALLS}::test_attended_share_has_the_options_of_attention -k 'not triton'",
     ),
     *_targets(f"{_OPS}/moment_statistics", "triton_kernel.py triton.py", f"{_MOMENTS} 'not native'"),
     *_targets(

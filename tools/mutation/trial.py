@@ -23,13 +23,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from . import builds
 from .builds import NotBuilt
 from .mutants import Mutant, digest
-from .pytest_run import run_pytest
 from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
 from .targets import Run
 
+_PYTEST = (
+    *("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation"),
+    *("-m", "not exhaustive and not gpu"),
+)
 _NOT_COPIED = (".git", ".venv", "build", "reports", "__pycache__", ".*_cache", ".hypothesis", ".benchmarks")
 _ENVIRONMENT = {
     "CMAKE_BUILD_PARALLEL_LEVEL": "1",
@@ -61,7 +66,7 @@ def start_worker(root: Path, scratch: Path) -> None:
     os.environ.update(_ENVIRONMENT, PYTHONPATH=os.pathsep.join(paths))
     sys.dont_write_bytecode = True
     sys.path[:] = [str(_tree), *(path for path in sys.path if path and Path(path).resolve() != root)]
-    for module in ("torch._dynamo", "triton.language", "pytest", "hypothesis"):
+    for module in ("torch._dynamo", "triton.language", "hypothesis"):
         importlib.import_module(module)
 
 
@@ -130,10 +135,10 @@ def _become_pytest(run: Run) -> NoReturn:
         os.dup2(log.fileno(), 2)
         os.environ.update(run.environment)
         if run.build == "sanitizers":  # whose library must be loaded before Python
-            command = [sys.executable, "-m", "tools.mutation.pytest_run", *run.tests]
+            command = [sys.executable, "-m", "pytest", *_PYTEST, *run.tests]
             os.execve(sys.executable, command, {**os.environ, **builds.sanitizers()})
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-        status = run_pytest(run.tests, [_LikeliestFirst()])
+        status = int(pytest.main([*_PYTEST, *run.tests], [_LikeliestFirst()]))
     finally:
         sys.stdout.flush()
         os._exit(status)
