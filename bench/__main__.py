@@ -27,6 +27,7 @@ GROUPS = {
         "batching": ("bench.batching.cpu", "batches by length: padding, planning beside infinibatch, resuming"),
         "batching_files": ("bench.batching.files", "from compressed files to tensors, beside infinibatch"),
         "batching_readers": ("bench.batching.readers", "formats of tokens, each beside the format's own library"),
+        "batching_texts": ("bench.batching.text_files", "text in chunk files, Parquet and Arrow: size and time"),
         "batching_large": ("bench.batching.large_corpus", "a billion tokens: first batch, resuming, memory"),
     },
     "diagnostics": {

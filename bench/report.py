@@ -77,7 +77,7 @@ REPORTS: dict[str, Report] = {
     batching.RECORDS: _of_lines(lines_table),
     batching.FIGURE_RECORDS: batching.figure_report,
     batching.FILES_RECORDS: _of_lines(batching.files_table),
-    "cpu_text_files": _of_lines(lines_table),
+    batching.TEXT_FILES_RECORDS: _of_lines(batching.text_files_table),
     "cpu_demo": _of_lines(lines_table),
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: _tabulated(CpuRecord, moments.share_table),

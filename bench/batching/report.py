@@ -11,10 +11,10 @@ from seqwarm_kernels.utils.figures import save_both
 
 from ..common.records import markdown
 
-#: Names of the records files: batching, the histograms of the figure, from compressed files to tensors, a billion
-#: tokens, formats and their readers.
+#: Names of the records files: batching, the histograms of the figure, from compressed files to tensors, text in chunk
+#: files, Parquet and Arrow, a billion tokens, formats and their readers.
 RECORDS, FIGURE_RECORDS, FILES_RECORDS = "cpu_batching", "cpu_padding", "cpu_files"
-LARGE_RECORDS, READERS_RECORDS = "cpu_large_corpus", "cpu_readers"
+TEXT_FILES_RECORDS, LARGE_RECORDS, READERS_RECORDS = "cpu_text_files", "cpu_large_corpus", "cpu_readers"
 PADDING, PLANNED, RESUMED = "padding", "planned", "resumed"
 INFINIBATCH, PLANNER, SAMPLER, STREAM = "infinibatch", "BatchPlanner.plan", "LengthBatchSampler", "LengthBatchStream"
 STAGES = ("read", "plan", "encode", "pad")
@@ -22,6 +22,17 @@ OURS, PACKED = "BatchPlanner", "packed"
 ORDERS, CACHES = ("file order", "shuffled"), ("cold", "warm")
 
 Lines = list[dict[str, Any]]
+
+
+def text_files_table(lines: Lines) -> str:
+    """The size of each format beside that of the text, and items a second of CPU time in each order."""
+    rows = []
+    for line in lines:
+        speed = line["items"] / line["seconds"] / 1e3
+        spread = speed * line["iqr"] / line["seconds"] / 2
+        size = f"{line['bytes'] / line['text_bytes']:.0%}"
+        rows.append([line["format"], size, line["order"], f"{speed:.0f} (± {spread:.0f})"])
+    return markdown(["format", "size / text", "order", "1,000 items/s"], rows)
 
 
 def files_table(lines: Lines) -> str:
