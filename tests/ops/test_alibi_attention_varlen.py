@@ -25,6 +25,7 @@ def packed_cases(draw):
         "query_start": torch.tensor(starts, dtype=torch.int64) if isinstance(starts, list) else starts,
     }
     slopes = draw(st.sampled_from(["random", "by row", None]))
+    torch.manual_seed(draw(st.integers(0, 1000)))
     return PackedCase((draw(lengths), draw(lengths)), options=options, head_dim=5, slopes=slopes)
 
 

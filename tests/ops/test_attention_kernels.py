@@ -10,6 +10,7 @@ from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.attention_cases import CASES, DECODING_CASES, SHORT_CASES, check_case
 from tests.support.backends import implementations, needs_interpreter, serving
 from tests.support.kernels import check_far_positions
+from tests.support.tiers import first_fast
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "tiles_of_16_bits")
 HALF = (torch.float16, torch.bfloat16)
@@ -76,7 +77,9 @@ def test_positions_far_from_all_keys(backend, device, dtype, start, length):
     check_far_positions(backend, start, length, device, dtype)
 
 
-@pytest.mark.parametrize(("start", "causal"), [(5000, True), (256, True), (-300, False)])
+@pytest.mark.parametrize(
+    ("start", "causal"), first_fast([(5000, True), (256, True), (-300, False)], "slow_in_interpreter")
+)
 @pytest.mark.parametrize("backend", serving())
 def test_gradients_of_slopes_of_queries_far_from_all_keys(backend, start, causal):
     """In float32, as precise as those of queries beside their keys."""

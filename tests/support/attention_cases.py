@@ -322,7 +322,7 @@ def a_third_of(name):
 
 @st.composite
 def cases(draw, lengths, **fixed):
-    """Calls with any combination of options.
+    """Calls with any combination of options. Seeds torch, which draws the inputs.
 
     Args:
         lengths: A strategy of the numbers of queries and keys.
@@ -352,4 +352,5 @@ def cases(draw, lengths, **fixed):
         of_rows = st.lists(start, min_size=fields["batch_size"], max_size=fields["batch_size"])
         starts = draw(start | of_rows, "query_start")
         options["query_start"] = torch.tensor(starts, dtype=torch.int64) if isinstance(starts, list) else starts
+    torch.manual_seed(draw(st.integers(0, 2**16), "seed"))
     return Case(options, (queries, keys), **fields)
