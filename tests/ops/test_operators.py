@@ -14,6 +14,7 @@ from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptio
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
 from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
+from seqwarm_kernels.self_check.calls import METHODS
 from tests.support.backends import serving
 from tests.support.kernels import CalledOperators
 from tests.support.tiers import first_fast
@@ -207,19 +208,9 @@ def test_varlen_compiles_once_for_a_ramp(backend, compiler):
     check_compiles_like_eager(attend, [inputs(length) for length in TEN_LENGTHS], compiler)
 
 
-RESIZE_OPTIONS = [
-    {"mode": "truncate"},
-    {"mode": "truncate", "keep_last_token": True},
-    {"mode": "reshape"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
-
-
 @pytest.mark.parametrize(
     ("options", "compiler"),
-    first_fast([*((options, "aot_eager") for options in RESIZE_OPTIONS), (RESIZE_OPTIONS[0], "inductor")]),
+    first_fast([*((options, "aot_eager") for options in METHODS.values()), (METHODS["truncate"], "inductor")]),
     ids=str,
 )
 @native_first("resize_batch")

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
+from seqwarm_kernels.self_check import calls
 from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_native, served
 from tests.support.tiers import examples, first_fast
 
@@ -19,14 +20,7 @@ backend = backend_fixture("resize_batch")
 # Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
 named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
-METHODS = [
-    {"mode": "truncate"},
-    {"mode": "truncate", "keep_last_token": True},
-    {"mode": "reshape", "remainder": "drop"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
+METHODS = [*calls.METHODS.values()]
 NOTHING = None
 
 
@@ -311,11 +305,11 @@ def test_info_without_a_mask(backend):
 DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
 
 
-def draw_tensor(data, batch_size, length, features=((), (1,), (3,), (8,), (2, 2))):
+def draw_tensor(data, batch_size, length, numbers=(-100, 100), features=((), (1,), (3,), (8,), (2, 2))):
     """A tensor of any dtype, with or without features, transposed, expanded, or a strided part of a larger one."""
     features, dtype = data.draw(st.sampled_from(features)), data.draw(st.sampled_from(DTYPES))
     spare, step = data.draw(st.sampled_from([0, 1, 8])), data.draw(st.sampled_from([1, 2]))
-    large = torch.randint(-2, 100, (batch_size, step * length + spare, *features)).clamp(min=0)
+    large = torch.randint(*numbers, (batch_size, step * length + spare, *features))
     tensor = large.to(dtype)[:, spare::step][:, :length]
     layout = data.draw(st.sampled_from(["as it is", "transposed", "expanded"]))
     if layout == "transposed":
@@ -333,7 +327,7 @@ def test_no_batch_on_which_backends_disagree(backend, data):
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     batch = {f"tensor_{i}": draw_tensor(data, batch_size, length) for i in range(data.draw(st.integers(0, 2)))}
     batch["labels"] = torch.randint(0, 100, (batch_size, length), dtype=torch.int32)
-    batch["attention_mask"] = draw_tensor(data, batch_size, length, features=[()])
+    batch["attention_mask"] = draw_tensor(data, batch_size, length, numbers=(0, 2), features=[()])
     if method["mode"] == "truncate":
         batch["pair_mask"] = torch.rand(batch_size, length, length)
     if method["mode"] != "flatten":

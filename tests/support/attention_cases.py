@@ -110,6 +110,11 @@ def _on_device(options, device):
     return {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
 
 
+def _fused(tensor):
+    """One of the three parts of a (B, S, 3, H, D) tensor."""
+    return torch.stack([tensor.transpose(1, 2)] * 3, dim=2)[:, :, 1].transpose(1, 2)
+
+
 def _expanded(tensor):
     """The first head, expanded to all heads."""
     return tensor[:, :1].expand_as(tensor)
@@ -126,9 +131,7 @@ def _slice(tensor):
 LAYOUTS = {
     "contiguous": lambda tensor: tensor,
     "projection": lambda tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2),
-    "fused": lambda tensor: torch.stack([tensor.transpose(1, 2)] * 3, dim=2)[:, :, 1].transpose(
-        1, 2
-    ),  # (B, S, 3, H, D)
+    "fused": _fused,
     "expanded": _expanded,
     "dims apart": lambda tensor: tensor.mT.contiguous().mT,
     "slice": _slice,
@@ -316,7 +319,7 @@ PACKED_CASES = {
 def a_third_of(name):
     """The case with a third of its tokens, and few heads."""
     case = CASES[name]
-    lengths = case.lengths[0] // 3, case.lengths[1] // 3
+    lengths = tuple(-(-length // 3) for length in case.lengths)
     return replace(case, lengths=lengths, heads=(2, 1), batch_size=2 if name == "starts in a tensor" else 1)
 
 
