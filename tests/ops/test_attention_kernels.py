@@ -19,14 +19,18 @@ on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), [REFEREN
 
 #: Cases that each dtype runs in `make test`, or in the interpreter in `make test-slow`.
 FEW_CASES = ["causal", "mask of everything", "mqa", "head_dim 100", "everything"]
-#: Those that the interpreter, which takes seconds for each, runs in `make test`. `make test-slow` adds others.
+#: Those that the interpreter, which takes seconds for each, runs in `make test`. `make test-slow` adds others, and
+#: test_attention_triton.py runs a third of the tokens of many.
 FAST_IN_INTERPRETER = ["small", "12 tokens, everything", "three queries, dropout"]
 SLOW_IN_INTERPRETER = [
-    *FEW_CASES,
-    "starts in a tensor",
-    "a slice",
-    "mask of the nearest",
-    *DECODING_CASES,
+    *(
+        "a slice",
+        "head_dim 100",
+        "one query",
+        "one query, full",
+        "one query beyond many keys",
+        "two queries, skipped keys",
+    ),
     *SHORT_CASES,
 ]
 

@@ -250,8 +250,8 @@ DECODING_CASES = {
     "three queries, unused keys": Case(
         {"query_start": torch.tensor([290, 40]), "window": 33, "skip_tolerance": 2.0**-24}, (3, 600)
     ),
-    "one query, skipped keys": Case({"skip_tolerance": 2.0**-24}, (2, 700), bounded=True),
-    "one query, skipped values": Case({"skip_tolerance": 2.0**-24}, (2, 700), layout="slice", mask="random"),
+    "two queries, skipped keys": Case({"skip_tolerance": 2.0**-24}, (2, 700), bounded=True),
+    "two queries, skipped values": Case({"skip_tolerance": 2.0**-24}, (2, 700), layout="slice", mask="random"),
 }
 
 #: Short rows and segments, which share tiles. Triton's kernels take rows with the same remainder by 4 and with others,
