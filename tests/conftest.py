@@ -1,7 +1,6 @@
 import gc
 import os
-import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import suppress
 
 # A graph from torch's cache on disk has narrower guards than a freshly compiled one, so counts of compilations would
@@ -65,26 +64,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("trainers"))
     if HAS_GPU:
         return
-    interpreted = defaultdict(list)
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(
                 pytest.mark.skip(reason="needs a CUDA device"), append=False
             )  # its reason is the one that is shown
-        elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
-            if item.get_closest_marker("exhaustive_in_interpreter") is not None:
-                item.add_marker(pytest.mark.exhaustive)
-            else:
-                interpreted[item.function].append(item)
-    for cases in interpreted.values():
-        _, *others = sorted(cases, key=_drawn)
-        for item in others:
-            item.add_marker(pytest.mark.slow if _drawn(item) % 3 == 0 else pytest.mark.exhaustive)
+        elif _is_interpreted(item):
+            for tier in ("slow", "exhaustive"):
+                if item.get_closest_marker(f"{tier}_in_interpreter") is not None:
+                    item.add_marker(tier)
 
 
-def _drawn(item):
-    """A number that depends on the case alone, so that another case of its test changes nothing for it."""
-    return zlib.crc32(item.name.encode())
+def _is_interpreted(item):
+    """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds."""
+    backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+    return "triton" in (backend if isinstance(backend, tuple) else [backend])
 
 
 def pytest_collection_finish(session):
@@ -101,13 +95,6 @@ def pytest_terminal_summary(terminalreporter):
     reports = terminalreporter.stats.get("skipped", ())
     for reason, count in Counter(report.longrepr[2] for report in reports).most_common():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
-
-
-def _is_interpreted(item):
-    """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so
-    `make test` has one case of each test, a third of the others is slow, and the rest is exhaustive."""
-    backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
-    return "triton" in (backend if isinstance(backend, tuple) else [backend])
 
 
 @pytest.fixture

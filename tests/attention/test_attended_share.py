@@ -111,8 +111,8 @@ def test_queries_that_see_no_key_do_not_count(backend):
     assert torch.equal(alone, torch.ones(1, 2))
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("strength", [60, 100, 117, 150])
+@pytest.mark.parametrize("after", first_fast([False, True], "exhaustive_in_interpreter"))
+@pytest.mark.parametrize("strength", first_fast([117, 60, 100, 150], "slow_in_interpreter"))
 def test_the_bound_is_tight(backend, strength, after):
     """One query and one aligned key, at the largest distance at which the key weighs more than the tolerance."""
     query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
@@ -242,7 +242,9 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     assert (gradients[1][:, :, :first] == 0).all()
 
 
-@pytest.mark.parametrize(("causal", "window"), [(False, None), (False, 12), (True, None)])
+@pytest.mark.parametrize(
+    ("causal", "window"), first_fast([(False, None), (False, 12), (True, None)], "slow_in_interpreter")
+)
 def test_forward_attends_no_key_outside_of_its_ranges(backend, causal, window):
     """Their values hold NaN when it runs again."""
     query, key, value = inputs(lengths=(32, 512), heads=(1, 1))

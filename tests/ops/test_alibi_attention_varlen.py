@@ -6,68 +6,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from tests.support.attention_cases import PackedCase
 from tests.support.backends import serving
 from tests.support.tiers import examples
 
 pytestmark = pytest.mark.parametrize("backend", serving("alibi_attention_varlen", torch.float64))
 
 
-def cumulated(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+@st.composite
+def packed_cases(draw):
+    number = draw(st.integers(0, 4))
+    lengths = st.lists(st.integers(0, 6), min_size=number, max_size=number)
+    start = st.integers(-4, 9)
+    starts = draw(st.none() | start | st.lists(start, min_size=number, max_size=number))
+    options = {
+        "causal": draw(st.booleans()),
+        "window": draw(st.none() | st.integers(0, 4)),
+        "query_start": torch.tensor(starts, dtype=torch.int64) if isinstance(starts, list) else starts,
+    }
+    slopes = draw(st.sampled_from(["random", "by row", None]))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    return PackedCase((draw(lengths), draw(lengths)), options=options, head_dim=5, slopes=slopes)
 
 
-def packed_inputs(lengths_q, lengths_k, heads=(4, 2), head_dim=5, unused=0):
-    query = torch.randn(sum(lengths_q) + unused, heads[0], head_dim, dtype=torch.float64, requires_grad=True)
-    key = torch.randn(sum(lengths_k) + unused, heads[1], head_dim, dtype=torch.float64, requires_grad=True)
-    value = torch.randn(sum(lengths_k) + unused, heads[1], head_dim, dtype=torch.float64, requires_grad=True)
-    return query, key, value
-
-
-def attend_packed(inputs, lengths_q, lengths_k, slopes, **options):
-    longest = max(lengths_q, default=0), max(lengths_k, default=0)
-    return alibi_attention_varlen(
-        *inputs, cumulated(lengths_q), cumulated(lengths_k), *longest, slopes, return_lse=True, **options
-    )
-
-
-def attend_one_by_one(inputs, lengths_q, lengths_k, slopes, starts=None, **options):
-    query, key, value = inputs
-    outs, sums = [torch.zeros(0, *query.shape[1:], dtype=query.dtype)], [torch.zeros(query.shape[1], 0)]
+def attend_one_by_one(leaves, case):
+    """out (T, H, D) and lse (T, H)"""
+    query, key, value, slopes = leaves
+    options, starts = dict(case.options), case.options["query_start"]
+    outs, sums = [query.new_zeros(0, *query.shape[1:])], [query.new_zeros(0, query.shape[1])]
+    lengths_q, lengths_k = case.lengths
     parts = zip(query.split(lengths_q), key.split(lengths_k), value.split(lengths_k), strict=True)
     for index, part in enumerate(parts):
+        options["query_start"] = starts[index] if isinstance(starts, torch.Tensor) else starts
         row = [tensor.transpose(0, 1)[None] for tensor in part]
         own = slopes if slopes.dim() == 1 else slopes[index]
-        start = starts[index] if isinstance(starts, list) else starts
-        out, lse = alibi_attention(*row, own, query_start=start, return_lse=True, backend="reference", **options)
+        out, lse = alibi_attention(*row, own, return_lse=True, backend="reference", **options)
         outs.append(out[0].transpose(0, 1))
-        sums.append(lse[0])
-    return torch.cat(outs), torch.cat(sums, 1)
+        sums.append(lse[0].T)
+    return torch.cat(outs), torch.cat(sums)
 
 
 @examples(60)
-@given(data=st.data())
-def test_equals_the_sequences_one_by_one(backend, data):
-    draw = data.draw
-    num_sequences = draw(st.integers(0, 4))
-    lengths_q = draw(st.lists(st.integers(0, 6), min_size=num_sequences, max_size=num_sequences))
-    lengths_k = draw(
-        st.one_of(st.just(lengths_q), st.just([length + 2 for length in lengths_q]), st.just(lengths_q[::-1]))
-    )
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    inputs = packed_inputs(lengths_q, lengths_k)
-    slopes = torch.randn(draw(st.sampled_from([(4,), (num_sequences, 4)])), dtype=torch.float64, requires_grad=True)
-    options = {"causal": draw(st.booleans()), "window": draw(st.none() | st.integers(0, 4))}
-    start = st.integers(-4, 9)
-    starts = draw(st.none() | start | st.lists(start, min_size=num_sequences, max_size=num_sequences))
-    query_start = torch.tensor(starts, dtype=torch.int64) if isinstance(starts, list) else starts
-
-    out, lse = attend_packed(inputs, lengths_q, lengths_k, slopes, backend=backend, query_start=query_start, **options)
-    expected, expected_lse = attend_one_by_one(inputs, lengths_q, lengths_k, slopes, starts=starts, **options)
+@given(case=packed_cases())
+def test_equals_the_sequences_one_by_one(backend, case):
+    leaves, attend = case.call("cpu", torch.float64)
+    leaves = [leaf.double().requires_grad_() for leaf in leaves]
+    out, lse = attend(leaves, backend)
+    expected, expected_lse = attend_one_by_one(leaves, case)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(lse, expected_lse.to(lse.dtype), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-12, atol=1e-12)
 
     weights, seen = torch.randn_like(out), lse.isfinite()
-    leaves = [*inputs, slopes]
     got = torch.autograd.grad((out * weights).sum() + lse[seen].sum(), leaves)
     objective = (expected * weights).sum() + expected_lse[seen].sum()
     wanted = torch.autograd.grad(objective, leaves, allow_unused=True) if objective.requires_grad else [None] * 4
@@ -78,43 +67,30 @@ def test_equals_the_sequences_one_by_one(backend, data):
 @pytest.mark.parametrize("causal", [False, True])
 def test_training_on_packed_sequences_and_decoding_one_query_at_a_time_agree(backend, causal):
     """Cross-attention: each sequence has keys of its own length, and queries that count from its first key."""
-    lengths_q, lengths_k = [6, 4], [9, 5]
-    query, key, value = (tensor.detach() for tensor in packed_inputs(lengths_q, lengths_k))
-    slopes = torch.rand(4, dtype=torch.float64)
-    options = {"causal": causal, "backend": backend}
-    trained, _ = attend_packed((query, key, value), lengths_q, lengths_k, slopes, query_start=0, **options)
+    leaves, attend = PackedCase(([6, 4], [9, 5]), options={"causal": causal, "query_start": 0}).call()
+    query, key, value, slopes = (leaf.double() for leaf in leaves)
+    trained, _ = attend((query, key, value, slopes), backend)
+    ends_q, ends_k = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 9, 14], dtype=torch.int32)
     for step in range(4):
-        now = torch.cat([query[step : step + 1], query[6 + step : 7 + step]])
-        starts = torch.tensor([step, step])
-        decoded, _ = attend_packed((now, key, value), [1, 1], lengths_k, slopes, query_start=starts, **options)
+        now = query[[step, 6 + step]]
+        options = {"causal": causal, "query_start": torch.tensor([step, step]), "backend": backend}
+        decoded = alibi_attention_varlen(now, key, value, ends_q, ends_k, 1, 9, slopes, skip_tolerance=0, **options)
         torch.testing.assert_close(decoded, trained[[step, 6 + step]], rtol=1e-12, atol=1e-12)
 
 
-def test_gradcheck(backend):
-    lengths_q, lengths_k = [3, 0, 4], [5, 1, 4]
-    inputs = packed_inputs(lengths_q, lengths_k, head_dim=3)
-    slopes = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+def test_gradcheck_of_dropout(backend):
+    case = PackedCase(([3, 0, 4], [5, 1, 4]), 0, {"window": 3, "dropout_p": 0.3}, 3, "by row")
+    leaves, attend = case.call()
 
-    def attend(query, key, value, slopes):
+    def attend_seeded(*leaves):
         torch.manual_seed(1)
-        return attend_packed(
-            (query, key, value), lengths_q, lengths_k, slopes, window=3, dropout_p=0.3, backend=backend
-        )
+        out, lse = attend(leaves, backend)
+        return out, lse.nan_to_num(neginf=0)
 
-    assert torch.autograd.gradcheck(attend, (*inputs, slopes))
-
-
-def test_tokens_of_no_sequence_give_zeros(backend):
-    inputs = packed_inputs([3], [3], unused=2)
-    out, lse = attend_packed(inputs, [3], [3], torch.rand(4, dtype=torch.float64), backend=backend)
-    assert (out[3:] == 0).all()
-    assert (lse[:, 3:] == float("-inf")).all()
-    (grad_value,) = torch.autograd.grad(out.sum(), [inputs[2]])
-    assert (grad_value[3:] == 0).all()
+    assert torch.autograd.gradcheck(attend_seeded, [leaf.double().requires_grad_() for leaf in leaves])
 
 
 def test_dropout_differs_between_sequences(backend):
-    query, key, value = (torch.ones(16, 2, 3, dtype=torch.float64) for _ in range(3))
-    slopes = torch.zeros(2, dtype=torch.float64)
-    out, _ = attend_packed((query, key, value), [8, 8], [8, 8], slopes, dropout_p=0.5, backend=backend)
+    query, ends = torch.ones(16, 2, 3, dtype=torch.float64), torch.tensor([0, 8, 16], dtype=torch.int32)
+    out = alibi_attention_varlen(query, query, query, ends, ends, 8, 8, torch.zeros(2), dropout_p=0.5, backend=backend)
     assert not torch.equal(out[:8], out[8:])

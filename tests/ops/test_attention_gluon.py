@@ -12,27 +12,18 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention
-from seqwarm_kernels.ops import backends
-from seqwarm_kernels.ops.alibi_attention import triton as host
-from seqwarm_kernels.ops.alibi_attention import triton_ranges
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import GluonTiles
 from seqwarm_kernels.self_check.calls import differentiate
-from tests.ops import test_attention_kernels as dense
-from tests.ops import test_attention_triton as others
-from tests.support.attention_cases import Case
+from tests.support.attention_cases import Case, a_third_of, check_case
+from tests.support.backends import needs_interpreter
 from tests.support.dense import distance_and_visibility
 from tests.support.gluon import unnoticed
 from tests.support.gluon_attention import KERNELS, Hopper, Launched
-from tests.support.kernels import check_extreme_slopes
+from tests.support.kernels import check_extreme_slopes, check_far_positions
+from tests.support.skipping import check_within_reach
 from tests.support.tiers import examples, first_fast
 
-pytestmark = [
-    pytest.mark.skipif(
-        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None,
-        reason="Triton does not serve its interpreter here",
-    ),
-    pytest.mark.usefixtures("poisoned_memory"),
-]
+pytestmark = [needs_interpreter(), pytest.mark.usefixtures("poisoned_memory")]
 
 
 @pytest.fixture
@@ -41,90 +32,73 @@ def hopper(monkeypatch):
 
 
 def small(options=None, lengths=(53, 53), heads=(2, 1), batch_size=1, **more):
-    return Case(options or {}, lengths=lengths, heads=heads, batch_size=batch_size, **more)
+    return Case(options or {}, lengths, heads, batch_size, **more)
 
 
-#: Calls that take all three kernels. Options are combined at random below.
-CASES = {
-    "causal": small(),
-    "full": small({"causal": False}),
+#: Of the grid, calls that take all three kernels. Options are combined at random below.
+ROWS = [
+    *first_fast(["causal", "full", "window, full", "segments of 20, full", "segments of 100, full"]),
+    *first_fast(["huge slopes", "tiny slopes", "slopes of zero", "negative slopes", "a slope for each row"]),
+    *first_fast(["expanded keys", "tokens outside of heads", "one tensor for all three", "negative scale"]),
+]
+#: Calls in which some queries may see no key, or meet none of their position: only forward takes its kernel.
+FORWARD_ROWS = {
+    "more queries than keys": small(lengths=(75, 40)),
+    "a start before all keys": small({"query_start": torch.tensor([-(2**40), 0]), "causal": False}, batch_size=2),
+    "starts in a tensor": small({"query_start": torch.tensor([-300, 60]), "causal": False}, batch_size=2),
+    "one start in a tensor": small({"query_start": torch.tensor(10), "causal": False}, batch_size=2),
+    "more queries than keys, full": small({"causal": False}, lengths=(75, 40)),
+    "queries before the keys": small({"query_start": -60, "causal": False}, slopes=0.3),
+    "queries beyond the keys": small({"query_start": 70}, slopes=0.3),
+}
+HUNDRED = small({"causal": False}, (100, 100))
+OTHERS = {
+    "33 tokens, two rows": small(lengths=(33, 33), batch_size=2),
     "one token": small(lengths=(1, 1)),
     "one query": small({"causal": False}, lengths=(1, 53)),
     "31 tokens": small(lengths=(31, 31), heads=(4, 2)),
-    "33 tokens, two rows": small(lengths=(33, 33), batch_size=2),
-    "100 tokens": small(lengths=(100, 100)),
-    "100 tokens, full": small({"causal": False}, lengths=(100, 100)),
-    "fewer queries than keys, full": small({"causal": False}, lengths=(40, 75)),
-    "queries in the midst, full": small({"query_start": 20, "causal": False}, lengths=(40, 75)),
-    "window, full": small({"window": 20, "causal": False}, lengths=(100, 100)),
-    "segments that do not divide": small({"segment_length": 20}, lengths=(75, 75)),
-    "segments with a window, full": small(
-        {"segment_length": 48, "window": 21, "causal": False}, lengths=(90, 90), slopes=(2, 2), batch_size=2
-    ),
-    "tiny slopes": small({"causal": False}, slopes=1e-6),
-    "huge slopes": small(slopes=1e4),
-    "negative slopes, full": small({"causal": False}, slopes=-0.3),
-    "negative scale": small({"scale": -0.4, "causal": False}),
+    "queries in the midst": small({"query_start": 20, "causal": False}, lengths=(40, 75)),
     "head_dim 32": small(head_dim=32),
-    "tokens outside of heads": small(layout="projection", heads=(2, 2)),
-    "one tensor for all three": small({"causal": False}, layout="fused", heads=(2, 2)),
-    "expanded keys": small(layout="expanded", heads=(4, 2)),
-}
-
-#: Calls in which some queries may see no key, or meet none of their position: only forward takes its kernel.
-FORWARD_CASES = {
-    "queries before the keys, full": small({"query_start": -60, "causal": False}, slopes=0.3),
-    "queries beyond the keys": small({"query_start": 70}, slopes=0.3),
-    "more queries than keys": small(lengths=(75, 40)),
-    "more queries than keys, full": small({"causal": False}, lengths=(75, 40)),
-    "starts in a tensor, full": small({"query_start": torch.tensor([-300, 60]), "causal": False}, batch_size=2),
-    "one start in a tensor": small({"query_start": torch.tensor(10, dtype=torch.int32), "causal": False}, batch_size=2),
-    "a start before all keys": small({"query_start": torch.tensor([-(2**40), 0]), "causal": False}, batch_size=2),
+    "100 tokens": small(lengths=(100, 100)),
 }
 
 #: Keys of forward, its stages, keys of the second kernel, queries of the third, its stages.
 OTHER_TILES = {"8 and 32": GluonTiles(8, 3, 0, 0, 32, 8, 3, 0), "32 and 8": GluonTiles(32, 2, 0, 0, 8, 32, 2, 0)}
 
 
-FAST = [
-    *("causal", "one token", "one query", "31 tokens", "33 tokens, two rows", "fewer queries than keys, full"),
-    *("queries in the midst, full", "window, full", "segments that do not divide", "segments with a window, full"),
-    *("tiny slopes", "huge slopes", "negative slopes, full", "expanded keys"),
-    *("more queries than keys", "starts in a tensor, full", "a start before all keys", "one start in a tensor"),
-]
-
-
-def with_tiers(names):
-    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-def check(hopper, case, kernels=KERNELS):
+def check(hopper, case, kernels=KERNELS, dtype=torch.float32):
     hopper.launched.clear()
-    dense.check_case("triton", "cpu", torch.float32, case)
+    check_case(case, "triton", dtype=dtype)
     assert list(hopper.launched) == kernels
 
 
-@pytest.mark.parametrize("name", with_tiers(CASES))
-def test_results(hopper, name):
-    check(hopper, CASES[name])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(hopper, name):
+    check(hopper, a_third_of(name))
 
 
-def test_results_of_half_precision(hopper):
+@pytest.mark.parametrize("name", first_fast(FORWARD_ROWS))
+def test_rows_of_forward(hopper, name):
+    check(hopper, FORWARD_ROWS[name], KERNELS[:1])
+
+
+@pytest.mark.parametrize("name", first_fast(OTHERS))
+def test_other_rows(hopper, name):
+    check(hopper, OTHERS[name])
+
+
+def test_half_precision(hopper):
     """Products take float32 here. The host side is that of 16-bit tensors."""
-    dense.check_case("triton", "cpu", torch.float16, CASES["fewer queries than keys, full"])
-    assert list(hopper.launched) == KERNELS
-
-
-@pytest.mark.parametrize("name", with_tiers(FORWARD_CASES))
-def test_results_of_forward(hopper, name):
-    check(hopper, FORWARD_CASES[name], KERNELS[:1])
+    check(hopper, small({"causal": False}, (40, 75)), dtype=torch.float16)
 
 
 @pytest.mark.parametrize("tiles", OTHER_TILES)
-@pytest.mark.parametrize("name", first_fast(["100 tokens, full", "100 tokens", "segments with a window, full"]))
-def test_results_with_other_tiles(hopper, tiles, name):
+@pytest.mark.parametrize(
+    "case", first_fast([HUNDRED, small({"segment_length": 48, "window": 21}, (90, 90), batch_size=2)]), ids=str
+)
+def test_other_tiles(hopper, tiles, case):
     hopper.use(OTHER_TILES[tiles])
-    check(hopper, CASES[name])
+    check(hopper, case)
 
 
 @st.composite
@@ -170,13 +144,7 @@ def test_extreme_slopes(hopper, slope, causal):
 
 @pytest.mark.parametrize("start", first_fast([2**60, 2**45 + 1, -(2**60)]))
 def test_positions_far_from_all_keys(hopper, start):
-    dense.test_positions_far_from_all_keys("triton", "cpu", torch.float32, start, 40)
-
-
-def test_gradients_of_queries_that_see_no_key(hopper, monkeypatch):
-    """Calls with these take other kernels, which are not needed if no tensor holds NaN."""
-    monkeypatch.setattr(host.gluon, "has_backward", lambda *_: True)
-    check(hopper, FORWARD_CASES["more queries than keys"])
+    check_far_positions("triton", start, 40)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +166,6 @@ def test_kernels_are_of_calls_in_which_tokens_see_one_another(hopper, lengths, o
     check(hopper, small(options, lengths=lengths), taken)
 
 
-@pytest.mark.parametrize("name", first_fast(["a tile", "another start for each row", "window on both sides"]))
-def test_keys_that_no_query_sees_may_hold_nan(hopper, name):
-    dense.test_keys_that_no_query_sees_may_hold_nan("triton", "cpu", torch.float32, name)
-
-
-@pytest.mark.parametrize("name", first_fast(["offset", "tensor", "window"]))
-def test_queries_that_see_no_key_may_hold_nan(hopper, name):
-    dense.test_queries_that_see_no_key_may_hold_nan("triton", "cpu", torch.float32, name, 40)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_nan_reaches_the_results_of_its_query_alone(hopper, causal):
     query, key, value = torch.randn(3, 1, 1, 60, 16)
@@ -217,16 +175,10 @@ def test_nan_reaches_the_results_of_its_query_alone(hopper, causal):
         assert result[0, 0, torch.arange(60) != 40].isfinite().all()
 
 
-@pytest.fixture
-def skipping(monkeypatch):
-    monkeypatch.setattr(triton_ranges, "MIN_KEYS_TO_SKIP", 16)
-    monkeypatch.setattr(triton_ranges, "MIN_QUERIES_TO_SKIP", 1)
-
-
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("tiles", first_fast(OTHER_TILES))
 @pytest.mark.parametrize("causal", [True, False])
-def test_tiles_that_are_skipped(hopper, skipping, causal, tiles):
+def test_tiles_that_are_skipped(hopper, skipping_of_few_keys, causal, tiles):
     hopper.use(OTHER_TILES[tiles])
     leaves = [torch.randn(1, heads, 150, 16) for heads in (2, 1, 1)]
     leaves.append(torch.tensor([3.0, 1.0]))
@@ -245,7 +197,7 @@ def test_tiles_that_are_skipped(hopper, skipping, causal, tiles):
     assert causal or end[..., 0].max() < 70
 
 
-def test_keys_in_reach_of_one_consumer(hopper, skipping):
+def test_keys_in_reach_of_one_consumer(hopper, skipping_of_few_keys):
     """The last 16 queries of each 32 meet one key far away whose score exceeds those of all near ones. Both consumers
     go as far."""
     query = torch.zeros(1, 1, 128, 16)
@@ -260,9 +212,9 @@ def test_keys_in_reach_of_one_consumer(hopper, skipping):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
-def test_keys_in_reach(hopper, skipping, causal):
-    others.test_keys_that_weigh_as_much_as_near_ones_are_in_reach(None, causal)
-    others.test_keys_whose_scores_exceed_negative_ones_are_in_reach(None, causal)
+def test_keys_in_reach(hopper, skipping_of_few_keys, causal):
+    check_within_reach("triton", "all alike", causal=causal)
+    check_within_reach("triton", "scores that exceed negative ones", causal=causal)
     assert list(hopper.launched) == KERNELS
 
 
@@ -273,7 +225,7 @@ def test_keys_in_reach(hopper, skipping, causal):
 def launched(hopper, request):
     """The launch of a kernel with 7 tiles, where one program draws at least 3 works after its own."""
     hopper.use(multiprocessors=1)
-    dense.check_case("triton", "cpu", torch.float32, CASES["100 tokens, full"])
+    check_case(HUNDRED, "triton")
     launched = hopper.launched[request.param]
     assert launched.arguments["num_works"] >= 4
     return launched
@@ -281,7 +233,7 @@ def launched(hopper, request):
 
 def test_the_fewest_stages(hopper):
     """With fewer, consumers and the producer would wait for each other."""
-    check(hopper, CASES["causal"])
+    check(hopper, small())
     forward, query, key = hopper.launched.values()
     too_few = (forward, "STAGES", 1), (query, "K_STAGES", 2), (query, "V_STAGES", 1), (key, "STAGES", 1)
     for launched, name, stages in too_few:

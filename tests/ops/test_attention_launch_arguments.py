@@ -55,29 +55,6 @@ def test_which_calls_load_tiles_by_bulk_copies(monkeypatch, query, key, mask, in
     assert [launches[kernel]["ACCESS"] for kernel in kernels] == [expected] * 3
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"key_padding_mask": MASK}, {"dropout_seed": torch.tensor(1), "dropout_p": 0.5}],
-    ids=["mask", "dropout"],
-)
-def test_what_needs_registers_has_smaller_tiles(monkeypatch, changes):
-    def keys_of_a_tile(options):
-        return launches_of(monkeypatch, rows_of(40), rows_of(40), options)["forward_kernel"]["BLOCK_N"]
-
-    assert 2 * keys_of_a_tile(PLAIN._replace(**changes)) == keys_of_a_tile(PLAIN)
-
-
-@pytest.mark.parametrize(
-    ("changes", "queries"),
-    [({}, 64), ({"causal": False}, 64), ({"window": 7}, 32), ({"segment_length": 7}, 32), ({"query_offset": -1}, 32)],
-    ids=str,
-)
-def test_backward_key_has_larger_tiles_where_nothing_else_needs_registers(monkeypatch, changes, queries):
-    tensor = torch.empty(1, 1, 70, 128, dtype=torch.bfloat16)
-    launches = launches_of(monkeypatch, tensor, tensor, PLAIN._replace(**changes))
-    assert launches["backward_key_kernel"]["BLOCK_M"] == queries
-
-
 @pytest.mark.parametrize(("chip", "bounds"), [(Chip(90), True), (Chip(120), False), (Chip(90, is_hip=True), False)])
 def test_on_which_chips_forward_looks_for_bounds(monkeypatch, chip, bounds):
     monkeypatch.setattr(host, "chip_of", lambda device: chip)
@@ -102,24 +79,6 @@ def test_the_tolerance_is_shared_by_both_sides(monkeypatch, causal, sides):
 
     assert log2_of(2**-20) == math.log2(2**-20 / sides)
     assert log2_of(0.0) == -math.inf
-
-
-@pytest.mark.parametrize(
-    ("changes", "blind"),
-    [
-        ({}, False),
-        ({"query_offset": 1}, False),
-        ({"query_offset": -1}, True),
-        ({"query_offset": -1, "causal": False}, False),
-        ({"query_start": torch.tensor([0])}, True),
-        ({"key_padding_mask": MASK}, True),
-        ({"window": 7}, True),
-    ],
-    ids=str,
-)
-def test_whether_a_query_may_see_no_key(monkeypatch, changes, blind):
-    launches = launches_of(monkeypatch, rows_of(40), rows_of(40), PLAIN._replace(**changes))
-    assert launches["backward_key_kernel"]["BLIND"] is blind
 
 
 def test_no_query_has_empty_results():

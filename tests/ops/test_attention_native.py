@@ -8,26 +8,18 @@ from functools import partial
 import pytest
 import torch
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
-from seqwarm_kernels.self_check.calls import RESULTS
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
+from tests.support.attention_cases import CASES, Case, check_case
 from tests.support.backends import needs_native
-from tests.support.kernels import Exact, check_attention, check_extreme_slopes
+from tests.support.kernels import Exact, check_extreme_slopes
 from tests.support.tiers import first_fast
 
 pytestmark = needs_native
 
 
-def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32, dtype=torch.float32):
-    return [torch.randn(batch_size, heads[place > 0], length, head_dim, dtype=dtype) for place in range(3)]
-
-
-def check(tensors, slopes=None, attention=alibi_attention, **options):
-    def attend(leaves, backend):
-        *tensors, slopes = leaves
-        return attention(*tensors, slopes=slopes, backend=backend, return_lse=True, **options)
-
-    slopes = alibi_slopes(tensors[0].shape[1]) if slopes is None else slopes
-    return check_attention("native", attend, [*tensors, slopes])
+def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32):
+    return [torch.randn(batch_size, heads[place > 0], length, head_dim) for place in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -40,77 +32,47 @@ def check(tensors, slopes=None, attention=alibi_attention, **options):
 )
 def test_many_blocks_of_keys(options):
     """With a short view a thread holds only a few blocks at a time, and gradients of as many keys."""
-    check(tensors_of(1100), skip_tolerance=0.0, **options)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("own_slopes", [True, False])
-def test_many_packed_sequences(causal, own_slopes):
-    """Random lengths, and 96 tokens: two such sequences in a tile of queries each see whole tiles of keys."""
-    lengths = torch.cat([torch.full((4,), 96), torch.randint(0, 90, (30,))])
-    cu_seqlens = torch.tensor([0, *lengths.cumsum(0).tolist()], dtype=torch.int32)
-    total, longest = int(lengths.sum()), int(lengths.max())
-    tensors = [torch.randn(total, heads, 32) for heads in (4, 2, 2)]
-    check(
-        tensors,
-        attention=alibi_attention_varlen,
-        slopes=torch.rand(len(lengths), 4) if own_slopes else None,
-        causal=causal,
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_k=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-    )
-
-
-def test_few_queries_of_many_packed_sequences():
-    """A tile of queries sees the keys of seven sequences, far more than the longest has."""
-    ends_q, ends_k = (torch.arange(31, dtype=torch.int32) * length for length in (10, 100))
-    tensors = [torch.randn(length, heads, 32) for length, heads in ((300, 2), (3000, 1), (3000, 1))]
-    check(
-        tensors,
-        attention=alibi_attention_varlen,
-        cu_seqlens_q=ends_q,
-        cu_seqlens_k=ends_k,
-        max_seqlen_q=10,
-        max_seqlen_k=100,
-    )
+    check_case(Case(options, (1100, 1100), (2, 1), batch_size=1, head_dim=32), "native")
 
 
 @pytest.mark.parametrize("heads", first_fast([[4, 2], [1, 1]]))
 @pytest.mark.parametrize("dropout_p", first_fast([0.2, 0.0]))
 def test_the_number_of_threads_changes_only_sums_over_chunks(threads, heads, dropout_p):
-    tensors, results = tensors_of(700, heads, batch_size=2), {}
+    case, results = Case({"dropout_p": dropout_p}, (700, 700), heads, head_dim=32), {}
+    leaves, attend = case.call()
+    weights = torch.randn_like(leaves[0]), torch.randn(leaves[0].shape[:-1])
 
-    def checked():
+    def attended():
         torch.manual_seed(3)
-        return check(tensors, dropout_p=dropout_p)
+        return differentiate(
+            lambda leaves: attend(leaves, "native"), [leaf.requires_grad_() for leaf in leaves], weights
+        )
 
-    for number in (1, 3, 8):
-        threads(number)
-        results[number] = checked()
-        assert all(map(torch.equal, results[number], checked())), f"{number} threads gave other bits the second time"
+    check_case(case, "native")
     for number in (1, 3):
-        for name, some, eight in zip(RESULTS, results[number], results[8], strict=True):
-            if name in ("grad_key", "grad_value"):
-                torch.testing.assert_close(some, eight)
-            else:
-                assert torch.equal(some, eight), f"{name} depends on the number of threads"
+        threads(number)
+        results[number] = attended()
+        assert all(map(torch.equal, results[number], attended())), f"{number} threads gave other bits the second time"
+    for name, one, three in zip(RESULTS, results[1], results[3], strict=True):
+        if name in ("grad_key", "grad_value"):
+            torch.testing.assert_close(one, three)
+        else:
+            assert torch.equal(one, three), f"{name} depends on the number of threads"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_without_onednn(dtype):
     """Products fall back to BLAS, and bfloat16 is converted to float32."""
     with torch.backends.mkldnn.flags(enabled=False):
-        check(tensors_of(150, dtype=dtype))
+        check_case(CASES["head_dim 20"], "native", dtype=dtype)
 
 
 @pytest.mark.parametrize("instructions", first_fast(["AVX512_CORE", "AVX2", "AVX512_CORE_BF16"]))
 def test_onednn_with_fewer_instructions(instructions):
     """The variable is read when a process starts to multiply."""
     lengths = (5, 8, 12, 40, 150)  # pairs, tiles of each size, and longer rows, where the CPU has them
-    code = "import torch\nfrom tests.ops.test_attention_native import check, tensors_of\n"
-    code += f"for length in {lengths}: check(tensors_of(length, dtype=torch.bfloat16))"
+    code = "import torch\nfrom tests.support.attention_cases import Case, check_case\n"
+    code += f"for length in {lengths}: check_case(Case({{}}, (length, length)), 'native', dtype=torch.bfloat16)"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -256,22 +218,6 @@ def test_a_far_key_of_large_norm_is_in_reach(hides_some, place):
     mask[0, 400] = not hides_some
     out = alibi_attention(query, key, value, torch.tensor([0.5]), key_padding_mask=mask, backend="native")
     assert torch.allclose(out[0, 0, place], value[0, 0, far], atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_hidden_keys_that_hold_nan(dtype):
-    """The first ones, too, whose memory stands in for keys that are left out."""
-    query, key, value = tensors_of(300, dtype=dtype)
-    mask = torch.ones(1, 300, dtype=torch.bool)
-    mask[0, :40] = mask[0, 200:] = False
-    key, value = (tensor.masked_fill(~mask[:, None, :, None], float("nan")) for tensor in (key, value))
-    check([query, key, value], key_padding_mask=mask, skip_tolerance=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_one_head_whose_dims_are_not_dense(dtype):
-    tensors = tensors_of(150, heads=(1, 1), head_dim=64, dtype=dtype)
-    check([tensor[..., ::2] for tensor in tensors])
 
 
 @pytest.mark.parametrize(("queries", "keys"), first_fast([(300, 300), (2, 300), (40, 40)]))

@@ -5,6 +5,8 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
 from seqwarm_kernels.ops.alibi_attention import triton_tiles as tiles  # noqa: E402
 from seqwarm_kernels.ops.alibi_attention.triton_readers import Reader, is_aligned, strides_of  # noqa: E402
 
@@ -53,22 +55,21 @@ def test_which_tensors_are_copied(name, access):
     torch.testing.assert_close(read, tensor, rtol=0, atol=0)
 
 
-def test_rows_of_copies_begin_at_blocks_of_16_bytes():
-    assert Reader(halves(2, 3, 5, 15), tiles.ALIGNED.value).strides == (240, 80, 16, 1)
-    assert Reader(torch.zeros(2, 3, 5, 6), tiles.ALIGNED.value).strides == (120, 40, 8, 1)
-
-
-def test_descriptors_of_tiles():
-    """A dimension of one element may have any stride, for which the hardware takes no odd ones."""
-    tensor = halves(2, 1, 5, 16).as_strided((2, 1, 5, 16), (80, 3, 16, 1))
-    describe = Reader(tensor, tiles.BULK.value).tiles(64)
-    descriptor = describe(tensor)
-    assert descriptor.base is tensor
-    assert descriptor.shape == [2, 1, 5, 16]
-    assert descriptor.strides == [80, 8, 16, 1]
-    assert descriptor.block_shape == [1, 1, 64, 16]
-    single = torch.zeros(1, 1, 5, 16)
-    assert Reader(single, tiles.BULK.value).tiles(64)(single).strides == [4, 4, 16, 1]
+@pytest.mark.parametrize(
+    ("tensor", "strides"),
+    [
+        (halves(2, 3, 40, 64), [7680, 2560, 64, 1]),
+        # A dimension of one element may have any stride, for which the hardware takes no odd ones.
+        (halves(2, 1, 5, 16).as_strided((2, 1, 5, 16), (80, 3, 16, 1)), [80, 8, 16, 1]),
+        (torch.zeros(1, 1, 5, 16), [4, 4, 16, 1]),
+    ],
+)
+def test_descriptors_are_those_of_triton(tensor, strides):
+    made = Reader(tensor, tiles.BULK.value).tiles(32)(tensor)
+    expected = TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, 32, tensor.shape[-1]])
+    assert type(made) is TensorDescriptor
+    assert made.base is tensor
+    assert all(getattr(made, name) == value for name, value in vars(expected).items() if name != "base")
     assert Reader(tensor, tiles.ALIGNED.value).tiles(64)(tensor) is tensor
 
 

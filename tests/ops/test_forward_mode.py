@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
 
+NAMES = ["query", "key", "value", "slopes"]
+
 
 def dense_inputs():
-    return {name: torch.randn(1, 2, 8, 16) for name in ("query", "key", "value")} | {"slopes": alibi_slopes(2)}
+    return {name: torch.randn(1, 2, 8, 16) for name in NAMES[:3]} | {"slopes": alibi_slopes(2)}
 
 
 def attend(inputs):
@@ -18,7 +22,7 @@ def attend(inputs):
 
 
 def attend_packed(inputs):
-    tensors = [inputs[name][0].transpose(0, 1) for name in ("query", "key", "value")]
+    tensors = [inputs[name][0].transpose(0, 1) for name in NAMES[:3]]
     cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
     return alibi_attention_varlen(*tensors, cu_seqlens, cu_seqlens, 5, 5, inputs["slopes"])
 
@@ -32,7 +36,7 @@ def by_jvp(function, tensor):
     return torch.func.jvp(function, (tensor,), (torch.ones_like(tensor),))[1]
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "slopes"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
 @pytest.mark.parametrize("call", [attend, attend_packed])
 def test_attention_refuses_tangents(call, tangent, name):
@@ -43,7 +47,7 @@ def test_attention_refuses_tangents(call, tangent, name):
     call(inputs)
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "slopes"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
 @pytest.mark.parametrize("call", [attend, attend_packed])
 def test_torch_refuses_transforms_of_attention(call, transform, name):
@@ -67,29 +71,27 @@ def test_compiled_attention_refuses_tangents():
         compiled(inputs["query"])
 
 
-def make_batch(tensor):
-    return {"input_ids": torch.arange(16).view(2, 8), "embeddings": tensor}
+def resized(embeddings, **options):
+    return resize_batch({"input_ids": torch.arange(16).view(2, 8), "embeddings": embeddings}, 4, **options)[
+        "embeddings"
+    ]
+
+
+def resized_packed(embeddings):
+    batch = {"input_ids": torch.arange(8)[None], "embeddings": embeddings}
+    return resize_batch(batch | {"cu_seqlens": torch.tensor([0, 5, 8], dtype=torch.int32)}, 4)["embeddings"]
 
 
 @pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
 @pytest.mark.parametrize("mode", ["truncate", "reshape"])
 def test_copies_of_a_batch_refuse_tangents(tangent, mode):
     embeddings = torch.randn(2, 8, 3)
-    resize_batch(make_batch(embeddings), 4, mode=mode)
+    resized(embeddings, mode=mode)
     with pytest.raises(ValueError, match="embeddings"):
-        tangent(lambda tensor: resize_batch(make_batch(tensor), 4, mode=mode)["embeddings"], embeddings)
+        tangent(partial(resized, mode=mode), embeddings)
 
 
 @pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
-def test_views_of_a_batch_carry_tangents(tangent):
-    result = tangent(lambda tensor: resize_batch(make_batch(tensor), 4, copy=False)["embeddings"], torch.randn(2, 8, 3))
-    assert torch.equal(result, torch.ones(2, 4, 3))
-
-
-@pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
-def test_packed_batches_carry_tangents(tangent):
-    def resized(tensor):
-        batch = {"input_ids": torch.arange(8)[None], "embeddings": tensor}
-        return resize_batch(batch | {"cu_seqlens": torch.tensor([0, 5, 8], dtype=torch.int32)}, 4)["embeddings"]
-
-    assert torch.equal(tangent(resized, torch.randn(1, 8, 3)), torch.ones(1, 7, 3))
+def test_views_and_packed_batches_carry_tangents(tangent):
+    assert torch.equal(tangent(partial(resized, copy=False), torch.randn(2, 8, 3)), torch.ones(2, 4, 3))
+    assert torch.equal(tangent(resized_packed, torch.randn(1, 8, 3)), torch.ones(1, 7, 3))

@@ -1,5 +1,7 @@
 """Values of query_start, cu_seqlens and max_seqlen that make no sense: every backend refuses them in every call."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -7,9 +9,8 @@ from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.attention import fast_path
 from seqwarm_kernels.attention.attended_share import attended_share_varlen
 from seqwarm_kernels.ops.alibi_attention import validation
-from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
-from seqwarm_kernels.ops.library import overload
-from tests.support.backends import OPERATOR_ERROR, needs_native, serving
+from tests.support.backends import OPERATOR_ERROR, serving
+from tests.support.tiers import first_fast
 
 on_each_backend = pytest.mark.parametrize("backend", serving("alibi_attention_varlen"))
 
@@ -70,29 +71,28 @@ def test_the_check_with_the_extension_and_without(name, changes):
             check(*packing(good))
 
 
-def needing_gradients(made):
+def arguments_with_gradients(changes=(), backend=None):
+    made = arguments(changes, backend)
     return {**made, **{name: made[name].requires_grad_() for name in ("query", "key", "value")}}
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize(("name", "changes"), BAD)
+@pytest.mark.parametrize(("name", "changes"), first_fast(BAD, "exhaustive_in_interpreter"))
 @on_each_backend
-def test_each_call_is_checked(backend, name, changes, gradients):
-    bad = arguments(changes, backend)
-    if gradients:
-        bad = needing_gradients(bad)
-    empty = {each: torch.zeros_like(bad[each]) for each in ("cu_seqlens_q", "cu_seqlens_k")}
-    fast_path._checked_calls.clear()
-    for _ in range(2):  # the second call is a known one
-        with pytest.raises(ValueError, match=name):
-            alibi_attention_varlen(**bad)
-        alibi_attention_varlen(**bad | empty)
+def test_each_call_is_checked(backend, name, changes):
+    for make in (arguments, arguments_with_gradients):
+        bad = make(changes, backend)
+        empty = {each: torch.zeros_like(bad[each]) for each in ("cu_seqlens_q", "cu_seqlens_k")}
+        fast_path._checked_calls.clear()
+        for _ in range(2):  # the second call is a known one
+            with pytest.raises(ValueError, match=name):
+                alibi_attention_varlen(**bad)
+            alibi_attention_varlen(**bad | empty)
 
 
-@pytest.mark.parametrize("changes", GOOD)
+@pytest.mark.parametrize("changes", first_fast(GOOD, "exhaustive_in_interpreter"))
 @on_each_backend
 def test_legal_values(backend, changes):
-    made = needing_gradients(arguments(changes, backend))
+    made = arguments_with_gradients(changes, backend)
     for _ in range(2):
         out = alibi_attention_varlen(**made)
         out.sum().backward()
@@ -107,51 +107,6 @@ def test_operators_check_what_a_compiled_call_did_not(backend):
     compiled(**arguments({}, backend))
     with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k"):
         compiled(**arguments({"cu_seqlens_k": [0, 3, 9]}, backend))
-
-
-#: Changes of tensors on which the reads of native operators depend, in a packed or a dense call of 6 tokens.
-WRONG_SHAPES = {
-    "no ends": {"cu_seqlens_q": torch.zeros(0, dtype=torch.int32), "cu_seqlens_k": torch.zeros(0, dtype=torch.int32)},
-    "fewer ends": {"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)},
-    "an end beyond the tokens": {"cu_seqlens_q": torch.tensor([0, 2, 7], dtype=torch.int32)},
-    "more slopes": {"slopes": torch.rand(3, 2)},
-    "one slope": {"slopes": torch.rand(1)},
-    "a slope without dimensions": {"slopes": torch.rand(())},
-    "slopes of three dimensions": {"slopes": torch.rand(2, 2, 2)},
-}
-
-
-@needs_native
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("name", WRONG_SHAPES)
-def test_native_operators_check_what_their_reads_depend_on(name, packed, backward):
-    """Public functions check it, too. An operator may be called without one."""
-    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
-    operator, options = "alibi_attention", DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-    query = torch.randn(2, 2, 6, 8)
-    if packed:
-        operator, query = "alibi_attention_varlen", query[0].transpose(0, 1)
-        options = VarlenOptions(ends, ends, None, 6, 6, True, 0.5, None, 0.0, 0.0)
-    given = {"query": query, "key": query, "value": query, "slopes": torch.rand(2)} | options._asdict()
-    changes = WRONG_SHAPES[name]
-    if not changes.keys() <= given.keys():
-        changes = {"query_start": torch.zeros(3, dtype=torch.int64)}
-    outputs = overload(operator, "native")(*given.values())
-    before = (query, None, *outputs, True) if backward else ()
-    with pytest.raises(OPERATOR_ERROR, match=r"slopes|cu_seqlens|query_start"):
-        overload(operator + backward * "_backward", "native")(*before, *(given | changes).values())
-
-
-@needs_native
-def test_slopes_of_each_row_may_be_the_same():
-    query, slopes = torch.randn(3, 2, 4, 8), torch.rand(2)
-    options = DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-    one, other = (
-        overload("alibi_attention", "native")(query, query, query, each, *options)[0]
-        for each in (slopes, slopes.repeat(3, 1))
-    )
-    assert torch.equal(one, other)
 
 
 def test_nothing_is_read_without_values():
@@ -171,35 +126,33 @@ def test_the_share_of_attended_keys_needs_the_same_values(backend):
 FARTHEST = 2**60
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("start", [FARTHEST + 1, -FARTHEST - 1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("start", first_fast([FARTHEST + 1, -(2**63)], "exhaustive_in_interpreter"))
 @on_each_backend
-def test_positions_are_checked_in_each_call(backend, start, gradients, packed):
-    query = torch.randn(2, 2, 3, 8, requires_grad=gradients)
-    inputs = {"query": query, "key": query, "value": query, "backend": backend}
-    if packed:
-        inputs = arguments({}, backend)
-        inputs = needing_gradients(inputs) if gradients else inputs
-    attend = alibi_attention_varlen if packed else alibi_attention
+def test_positions_are_checked_in_each_call(backend, start):
+    query = torch.randn(2, 2, 3, 8)
+    dense = {"query": query, "key": query, "value": query, "backend": backend}
+    leaf = query.clone().requires_grad_()
+    calls = [(alibi_attention, dense), (alibi_attention, dense | {"query": leaf, "key": leaf, "value": leaf})]
+    calls += [(alibi_attention_varlen, make((), backend)) for make in (arguments, arguments_with_gradients)]
     fast_path._checked_calls.clear()
-    for dropout_p in (0.0, 0.5):
+    for (attend, inputs), dropout_p in product(calls, (0.0, 0.5)):
         for _ in range(2):  # the second call is a known one
             with pytest.raises(ValueError, match="query_start"):
                 attend(**inputs, query_start=torch.tensor([0, start]), dropout_p=dropout_p)
             attend(**inputs, query_start=torch.tensor([0, 1]), dropout_p=dropout_p)
 
 
-@pytest.mark.parametrize("start", [FARTHEST, -FARTHEST, torch.iinfo(torch.int32).max, 0])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+LEGAL = [(0, torch.int64), (FARTHEST, torch.int64), (-FARTHEST, torch.int64), (2**31 - 1, torch.int32)]
+
+
+@pytest.mark.parametrize(("start", "dtype"), first_fast(LEGAL, "exhaustive_in_interpreter"))
 @on_each_backend
 def test_legal_positions(backend, start, dtype):
-    if abs(start) <= torch.iinfo(dtype).max:
-        query = torch.randn(1, 2, 3, 8)
-        for shape in ((), (1,)):
-            start_of_rows = torch.full(shape, start, dtype=dtype)
-            out = alibi_attention(query, query, query, query_start=start_of_rows, backend=backend)
-            assert torch.equal(out, alibi_attention(query, query, query, query_start=start, backend=backend))
+    query = torch.randn(1, 2, 3, 8)
+    for shape in ((), (1,)):
+        start_of_rows = torch.full(shape, start, dtype=dtype)
+        out = alibi_attention(query, query, query, query_start=start_of_rows, backend=backend)
+        assert torch.equal(out, alibi_attention(query, query, query, query_start=start, backend=backend))
 
 
 @on_each_backend

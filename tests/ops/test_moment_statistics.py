@@ -1,6 +1,7 @@
 """`seqwarm::moment_statistics`: all backends against float64; launches and compilation of the Triton kernel."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels.ops.library import overload
 
 from ..support.backends import serving
-from ..support.defaults import other_defaults
 from ..support.kernels import CountedKernel, report_of
 from ..support.tiers import first_fast
 
@@ -40,7 +40,7 @@ def pairs(tensor):
 
 
 def second_moments(tensors):
-    return [torch.view_as_complex(pairs(t).square()) if t.is_complex() else t.square() for t in tensors]
+    return [torch.view_as_complex(pairs(t).square()) if t.is_complex() else t.float().square() for t in tensors]
 
 
 def check(backend, momentum, second_moment, gradients):
@@ -51,30 +51,41 @@ def check(backend, momentum, second_moment, gradients):
     return got
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+def of_one_dtype(dtype):
+    return [torch.randn(shape, dtype=dtype) for shape in [(), (1,), (7, 3), (33, 65)]]
+
+
+def views():
+    """Of any strides and addresses."""
+    whole = torch.randn(40, 50)
+    halves = [tensor.bfloat16() for tensor in (whole.view(-1)[:99], whole)]
+    found = [whole.t(), whole[:, ::3], whole.view(-1)[1:], whole.view(-1)[3:70], whole[5].expand(4, 50)]
+    return [*found, halves[0][1:], halves[1].view(-1)[7:], torch.randn(50).double()[1:]]
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+TENSORS = {
+    "several dtypes": lambda: [tensor for dtype in DTYPES[:-1] for tensor in of_one_dtype(dtype)],
+    **{str(dtype): partial(of_one_dtype, dtype) for dtype in DTYPES},
+    "views": views,
+    "around blocks and chunks": lambda: [torch.randn(size) for size in (16385, 16384, 16383, 257, 256, 255)],
+    "from 1e-15 to 1e15": lambda: [torch.randn(500) * 10.0**power for power in (-15, 0, 15)],
+    "8 bits": lambda: [torch.randn(50).to(torch.float8_e5m2)],
+}
+
+
+@pytest.mark.parametrize("name", first_fast(TENSORS, "slow_in_interpreter"))
 @on_every_backend
-def test_every_dtype_against_plain_numbers(backend, dtype):
-    tensors = [torch.randn(shape, dtype=dtype) for shape in [(), (1,), (7, 3), (33, 65)]]
-    check(backend, tensors, second_moments(tensors), [3 * tensor for tensor in tensors])
-
-
-@on_every_backend
-def test_dtypes_in_one_list(backend):
-    tensors = [torch.randn(10).to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16)]
-    check(backend, tensors, [tensor.float().square() for tensor in tensors], tensors[::-1])
-
-
-@on_every_backend
-def test_a_dtype_of_8_bits(backend):
-    tensor = torch.randn(50).to(torch.float8_e5m2)
-    check(backend, [tensor], [tensor.float().square()], [tensor])
+def test_against_plain_numbers(backend, name):
+    tensors = TENSORS[name]()
+    check(backend, tensors, second_moments(tensors), tensors[::-1])
 
 
 @pytest.mark.parametrize("backend", [backend for backend in SERVING if backend != "triton"])
 def test_float64_is_not_rounded_to_float32(backend):
     """The Triton kernel rounds."""
     tensors = [torch.tensor([1e100, -3e100, 2e-100], dtype=torch.float64)]
-    check(backend, tensors, second_moments(tensors), tensors)
+    check(backend, tensors, [tensor.square() for tensor in tensors], tensors)
 
 
 @on_every_backend
@@ -91,15 +102,6 @@ def test_three_empty_lists_are_refused():
         overload(NAME, "reference")([], [], [])
 
 
-@on_every_backend
-def test_strides_and_addresses(backend):
-    whole = torch.randn(40, 50)
-    views = [whole.t(), whole[:, ::3], whole.view(-1)[1:], whole.view(-1)[3:70], whole[5].expand(4, 50)]
-    halves = [tensor.bfloat16() for tensor in (whole.view(-1)[:99], whole)]
-    views += [halves[0][1:], halves[1].view(-1)[7:], torch.randn(50).double()[1:]]
-    check(backend, views, second_moments(views), views)
-
-
 @interpreted
 @pytest.mark.parametrize("offset", first_fast([1, 0, 3]))
 @pytest.mark.parametrize("around", [-1, 0, 1])
@@ -109,12 +111,6 @@ def test_at_the_edges_of_chunks_and_blocks(around, offset):
     sizes = [host.BLOCK + around, host.CHUNK + around, 2 * host.CHUNK + around]
     tensors = [torch.randn(size + offset)[offset:] for size in sizes]
     check("triton", tensors, [tensor.square() for tensor in tensors], tensors[:1])
-
-
-@on_every_backend
-def test_sizes_around_blocks_and_chunks_of_the_native_loop(backend):
-    tensors = [torch.randn(size) for size in (255, 256, 257, 16383, 16384, 16385)]
-    check(backend, tensors[::-1], [tensor.square() for tensor in tensors], [tensors[3][1:], tensors[0]])
 
 
 @pytest.mark.skipif("native" not in SERVING, reason="the kernels are not built")
@@ -137,22 +133,15 @@ def small_sizes(monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize("count", first_fast([9, 1, 2, 3, 4, 5, 8, 17]))
-def test_more_tensors_and_chunks_than_a_program_reads_at_once(small_sizes, count):
-    tensors = [torch.randn(n) for n in [20, *[13] * (count - 1)]]
-    squares = [tensors[0].square()]
-    for _ in range(2):  # the second launch finds the tickets at zero
-        check("triton", tensors, squares, [])
-
-
-@interpreted
 @pytest.mark.parametrize(
     ("momentum", "second_moments", "gradients"),
-    first_fast([(2, 3, 1), (0, 1, 2), (3, 0, 3), (1, 1, 1), (4, 2, 0), (5, 5, 5)]),
+    first_fast([(9, 1, 0), (2, 3, 1), (0, 1, 2), (3, 0, 3), (1, 1, 1), (4, 2, 0), (5, 5, 5), (8, 0, 0), (17, 1, 0)]),
 )
-def test_the_lists_share_groups_of_chunks(small_sizes, momentum, second_moments, gradients):
-    lists = [[torch.randn(15) for _ in range(count)] for count in (momentum, second_moments, gradients)]
-    check("triton", lists[0], [tensor.square() for tensor in lists[1]], lists[2])
+def test_more_tensors_and_chunks_than_a_program_reads_at_once(small_sizes, momentum, second_moments, gradients):
+    """The lists share groups of chunks."""
+    lists = [[torch.randn(15 + 5 * (i == 0)) for i in range(count)] for count in (momentum, second_moments, gradients)]
+    for _ in range(2):  # the second launch finds the tickets at zero
+        check("triton", lists[0], [tensor.square() for tensor in lists[1]], lists[2])
 
 
 @interpreted
@@ -163,26 +152,8 @@ def test_nan_in_one_of_many_groups(small_sizes):
     assert got == pytest.approx([16, 1, math.nan, math.nan, 0], nan_ok=True)
 
 
-@interpreted
-def test_no_program_adds_up_more_results_than_it_reads_at_once(monkeypatch):
-    from seqwarm_kernels.ops.moment_statistics import triton as host
-    from seqwarm_kernels.ops.moment_statistics import triton_kernel
-
-    for name, size in {"BLOCK": 16, "STEPS": 1, "CHUNK": 16, "SEARCH": 4}.items():
-        monkeypatch.setattr(host, name, size)
-    counts, reduce = [], triton_kernel.reduce_partials
-
-    def counted(totals, maxima, begin, end, BLOCK):
-        counts.append(int(end) - int(begin))
-        return reduce(totals, maxima, begin, end, BLOCK)
-
-    monkeypatch.setattr(triton_kernel, "reduce_partials", counted)
-    check("triton", [torch.randn(16 * 15)], [], [])
-    assert max(counts) == 4
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("which", first_fast([0, 1, 2], "slow_in_interpreter"))
 @on_every_backend
 def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, bad):
     lists = [[torch.ones(20), torch.ones(3)] for _ in range(3)]
@@ -192,12 +163,6 @@ def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, 
     for index in {0: (2, 3), 1: (0, 1), 2: (4,)}[which]:
         expected[index] = bad
     assert got == pytest.approx(expected, nan_ok=True)
-
-
-@on_every_backend
-def test_numbers_between_1e_minus_15_and_1e15(backend):
-    tensors = [torch.randn(500) * 10.0**power for power in (-15, 0, 15)]
-    check(backend, tensors, [tensor.square() for tensor in tensors], tensors)
 
 
 @on_every_backend
@@ -217,19 +182,6 @@ def test_one_launch_and_the_same_bits_each_time(monkeypatch):
     assert counted.grids == [(3 * (1 + 1 + 2),)] * 3  # a program for each 2048 * 8 elements
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
-
-
-@interpreted
-def test_results_of_the_host_side_do_not_depend_on_defaults():
-    """Called without the dispatcher, within which a default device has no effect."""
-    from seqwarm_kernels.ops.moment_statistics import triton as host
-
-    tensors = [torch.rand(5, dtype=torch.float32), torch.rand(3, dtype=torch.float32)]
-    expected = plain(tensors, tensors, tensors)
-    host.make_table.cache_clear()
-    with other_defaults(torch.float16):
-        got = host.moment_statistics(tensors, tensors, tensors)
-    assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=0)
 
 
 @interpreted
@@ -299,17 +251,11 @@ def large(device="cuda"):
 
 
 @pytest.mark.gpu
-def test_on_the_device_against_float64():
-    lists = [large(), [tensor.square() for tensor in large()], large()]
-    got = overload(NAME, "triton")(*lists)
-    expected = overload(NAME, "reference")(*[[tensor.double() for tensor in tensors] for tensors in lists])
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.gpu
-def test_on_the_device_the_same_bits_and_no_wait():
+def test_on_the_device_the_same_exact_bits_and_no_wait():
     lists = [large(), [tensor.square() for tensor in large()], large()]
     first = overload(NAME, "triton")(*lists)
+    expected = overload(NAME, "reference")(*[[tensor.double() for tensor in tensors] for tensors in lists])
+    torch.testing.assert_close(first, expected, rtol=1e-6, atol=0)
     torch.cuda.set_sync_debug_mode("error")
     try:
         others = [overload(NAME, "triton")(*lists) for _ in range(20)]

@@ -10,6 +10,7 @@ import pytest
 
 import seqwarm_kernels
 from seqwarm_kernels.ops import backends
+from tests.support.tiers import first_fast
 
 #: A module that the copied package lacks would else be found in an editable installation.
 PROLOGUE = """
@@ -56,6 +57,7 @@ import platform
 platform.machine = lambda: "s390x"
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
+from tests.support.tiers import first_fast
 
 with warnings.catch_warnings(record=True) as caught:
     alibi_attention(*[torch.zeros(1, 2, 4, 8)] * 3)
@@ -82,7 +84,7 @@ def printed(tmp_path):
 
 @pytest.mark.skipif(not backends.is_supported_platform(), reason="there are no kernels for this platform")
 @pytest.mark.parametrize(
-    ("code", "state"), [(EAGER, "are not built"), (COMPILED, "do not load")], ids=["eager", "compiled"]
+    ("code", "state"), first_fast([(EAGER, "are not built"), (COMPILED, "do not load")]), ids=["eager", "compiled"]
 )
 def test_one_warning(printed, tmp_path, code, state):
     (line,) = printed(code, broken=state == "do not load")

@@ -25,25 +25,26 @@ interpreted = pytest.mark.skipif(
 )
 
 
-@interpreted
-@pytest.mark.parametrize("tensors", first_fast([40, 1, 2, 16]))
-@pytest.mark.parametrize("return_info", [False, True])
-def test_one_launch_whatever_the_number_of_tensors(monkeypatch, tensors, return_info):
+@pytest.fixture
+def counted(monkeypatch):
     from seqwarm_kernels.ops.resize_batch import triton as host
 
     counted = CountedKernel(host.resize_kernel)
     monkeypatch.setattr(host, "resize_kernel", counted)
+    return counted
+
+
+@interpreted
+@pytest.mark.parametrize("tensors", first_fast([40, 1]))
+@pytest.mark.parametrize("return_info", [False, True])
+def test_one_launch_whatever_the_number_of_tensors(counted, tensors, return_info):
     resize_batch(batch_of(tensors), 5, return_info=return_info, backend="triton")
     assert counted.launches == 1
 
 
 @interpreted
-def test_programs_for_all_groups_of_all_rows(monkeypatch):
+def test_programs_for_all_groups_of_all_rows(counted):
     """4 · 2,500 tokens in groups of 16 bytes are 5,000 groups, of which a program moves 1,024. The row needs one."""
-    from seqwarm_kernels.ops.resize_batch import triton as host
-
-    counted = CountedKernel(host.resize_kernel)
-    monkeypatch.setattr(host, "resize_kernel", counted)
     batch = {"input_ids": torch.randint(100, (4, 3000)), "row": torch.randint(100, (4,))}
     resized = resize_batch(batch, 2500, backend="triton")
     assert torch.equal(resized["input_ids"], batch["input_ids"][:, :2500])
@@ -70,14 +71,6 @@ def test_launches_of_a_stream_share_a_running_total(monkeypatch):
     assert next_total(2) is not first
     assert next_total(1, captures=True) is not first
     assert next_total(1, captures=True) is not next_total(1, captures=True)
-
-
-@interpreted
-@pytest.mark.parametrize("mask", [[[2, 1j, 0]], [[1, 1, 0]]])
-def test_complex_masks_hide_zeros(mask):
-    batch = {"ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.tensor(mask, dtype=torch.complex64)}
-    _, info = resize_batch(batch, 3, return_info=True, backend="triton")
-    assert info.valid_lengths.tolist() == [2]
 
 
 @interpreted
@@ -147,14 +140,12 @@ def test_tensors_that_are_copied_alike_share_code():
     layouts = [host.make_layout(entry, plan, Kind.SEQUENCE, "truncate", 0, entry.source.dtype) for entry in entries]
     bundles, bundle_layouts = host.bundle(entries, layouts)
     alike = [[0, 2, 5], [1], [3], [4], [6], [7]]
-    assert [[id(tensor) for tensor in bundle.source] for bundle in bundles] == [
-        [id(entries[index].source) for index in indices] for indices in alike
-    ]
-    assert [[id(tensor) for tensor in bundle.out] for bundle in bundles] == [
-        [id(entries[index].out) for index in indices] for indices in alike
-    ]
     assert bundle_layouts == tuple(layouts[first] for first, *_ in alike)
-    assert all(bundle[2:] == entries[first][2:] for bundle, (first, *_) in zip(bundles, alike, strict=True))
+    for bundle, indices in zip(bundles, alike, strict=True):
+        for place, index in enumerate(indices):
+            assert bundle.source[place] is entries[index].source
+            assert bundle.out[place] is entries[index].out
+        assert bundle[2:] == entries[indices[0]][2:]
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def _resize_beside_forks() -> None:
     thread = threading.Thread(target=allocate)
     thread.start()
     try:
-        for _ in range(60):
+        for _ in range(30):
             if (child := os.fork()) == 0:
                 signal.alarm(10)
                 resized(1, 1000)

@@ -16,6 +16,23 @@ def serving(operator="alibi_attention", dtype=torch.float32):
     return [name for name in backends.BACKENDS if backends.why_not(operator, name, "cpu", dtype) is None]
 
 
+def implementations(operator="alibi_attention"):
+    """(backend, device, dtype) of every available implementation of attention but the reference.
+
+    In Triton's interpreter, half precision runs the code of float32 with other casts.
+    """
+    found = []
+    for backend in ("triton", "native"):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            name = f"{backend}-{str(dtype).removeprefix('torch.')}"
+            if backends.why_not(operator, backend, "cpu", dtype) is None:
+                marks = [pytest.mark.exhaustive] if backend == "triton" and dtype != torch.float32 else []
+                found.append(pytest.param(backend, "cpu", dtype, id=f"{name}-cpu", marks=marks))
+            if backend == "triton":
+                found.append(pytest.param(backend, "cuda", dtype, id=f"{name}-cuda", marks=pytest.mark.gpu))
+    return found
+
+
 def needs_interpreter(operator="alibi_attention", dtype=torch.float32):
     """Marks tests of Triton's kernels on the CPU."""
     reason = "Triton's interpreter does not serve here"

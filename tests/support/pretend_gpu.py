@@ -1,8 +1,8 @@
 """The host side of the Triton kernels as on a GPU of capability 9.0, up to the launch: real arguments, real compiler.
 
 A separate program, because Triton's interpreter, which other tests use, replaces the host side. Prints the number of
-kernels compiled after a length at which rows share tiles, a short one, a long one, and many others, and whether two
-calls of a kind launch alike.
+kernels compiled after a length at which rows share tiles, a short one, a long one, and many others, whether two calls
+of a kind launch alike, and whether all kernels fuse multiplications with additions.
 """
 
 import json
@@ -87,8 +87,8 @@ def described(argument):
 
 
 def main():
-    pretend(chip=90)
-    counts = {}
+    launched, counts = [], {}
+    pretend(90, launched)
     for name, length in {"shared": 16, "short": 128, "long": 1024}.items():  # skipping in the last
         forward_and_backward(2, length)
         counts[name] = compiled()
@@ -96,7 +96,8 @@ def main():
         forward_and_backward(batch_size, length)
     counts["afterwards"] = compiled()
     first, second = launches_of_two_calls(1024)
-    print(json.dumps({**counts, "launches": len(first), "launched alike": first == second}))
+    fused = all(kernel.metadata.enable_fp_fusion for kernel in launched)
+    print(json.dumps({**counts, "launches": len(first), "launched alike": first == second, "fused": fused}))
 
 
 if __name__ == "__main__":

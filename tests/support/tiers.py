@@ -4,17 +4,18 @@ import pytest
 from hypothesis import settings
 
 
-def first_fast(cases):
-    """The cases of a parametrized test: the first runs in `make test`, the others are slow."""
-    first, *others = cases
-    return [first, *map(_slow, others)]
+def first_fast(cases, others="slow"):
+    """The cases of a parametrized test: the first runs in `make test`, the others have a mark."""
+    first, *rest = cases
+    return [first, *(_marked(case, others) for case in rest)]
 
 
-def _slow(case):
+def _marked(case, name):
+    mark = getattr(pytest.mark, name)
     if hasattr(case, "marks"):  # a pytest.param
-        return case._replace(marks=[*case.marks, pytest.mark.slow])
+        return case._replace(marks=[*case.marks, mark])
     values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=mark)
 
 
 def examples(number, **more):
