@@ -4,8 +4,6 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
@@ -89,72 +87,6 @@ def test_calls_that_differ_do_not_share_a_plan():
     resize_batch({"labels": IDS}, 4, mode="reshape", remainder="pad")
     with pytest.raises(ValueError, match="pad_values must have a value for 'labels'"):
         resize_batch({"labels": IDS.byte()}, 4, mode="reshape", remainder="pad")
-
-
-def strided(shape, strides):
-    items = torch.arange(2 * torch.Size(shape).numel())
-    if strides == "gaps":
-        return items.view(*shape[:-1], 2 * shape[-1])[..., ::2]
-    if strides == "transposed":
-        return items[::2].view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
-    return items[::2].view(shape)
-
-
-STRIDES = ["contiguous", "gaps", "transposed"]
-METHODS = [
-    {},
-    {"keep_last_token": True},
-    {"mode": "reshape"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
-
-
-def outcome(batch, seq_len, options):
-    """The result's items, which of them are the batch's own, and which share its memory; or the error."""
-    try:
-        resized = resize_batch(batch, seq_len, **options)
-    except ValueError as error:
-        return str(error)
-    return [
-        (name, tensor.dtype, tensor.stride(), tensor.tolist(), tensor is batch[name], tensor._is_view())
-        for name, tensor in resized.items()
-    ]
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_known_plans_equal_new_ones(data):
-    """Batches of other strides and values share a plan."""
-    method, copy = data.draw(st.sampled_from(METHODS)), data.draw(st.booleans())
-    options = {**method, "copy": copy, "backend": data.draw(st.sampled_from([None, "native", "reference"]))}
-    masks = [[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]], [[1] * 6, [0, 0, 0, 1, 1, 1]], [[1] * 6, [0] * 6]
-    outcomes = []
-    for _ in range(2):
-        batch = {
-            "input_ids": strided((2, 6), data.draw(st.sampled_from(STRIDES))),
-            "attention_mask": torch.tensor(data.draw(st.sampled_from(masks))),
-            "inputs_embeds": strided((2, 6, 3), data.draw(st.sampled_from(STRIDES))).double(),
-            "class_weights": torch.ones(5 if "mode" not in method else 2),
-        }
-        if method.get("mode") == "flatten":
-            del batch["class_weights"]
-        length = data.draw(st.integers(1, 8))
-        outcomes.append((batch, length, outcome(batch, length, options)))
-    for batch, length, found in outcomes:
-        plan._plans.clear()
-        assert outcome(batch, length, options) == found
-
-
-@pytest.mark.parametrize("row", range(2))
-def test_views_of_a_row_that_begins_with_padding(row):
-    mask = torch.ones(2, 10)
-    for _ in range(2):
-        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
-    mask[row, 0] = 0
-    with pytest.raises(ValueError, match="copy must be True where rows of batch"):
-        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
 
 
 def test_gradients():
