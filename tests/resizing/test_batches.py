@@ -5,6 +5,7 @@ import dataclasses
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Mapping, MutableMapping
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,14 +168,15 @@ def assert_same(found, expected):
             assert found[name] == value, name
 
 
-@examples(200)
+@pytest.mark.parametrize("container", CONTAINERS)
+@examples(15)
 @given(problem=problems(), data=st.data())
-def test_batches_of_rows(problem, data):
+def test_batches_of_rows(container, problem, data):
     entries, options = problem
     seq_dim, length = options["seq_dim"], entries["input_ids"].shape[1]
     method = {name: options[name] for name in options.keys() - {"copy", "seq_dim"}}
     mask = entries.get("attention_mask", torch.ones_like(entries["input_ids"]))
-    make = CONTAINERS[data.draw(st.sampled_from(list(CONTAINERS)))]
+    make = CONTAINERS[container]
     if make is not nested and data.draw(st.booleans()):
         options["keys"] = [name for name, value in entries.items() if isinstance(value, (torch.Tensor, list, tuple))]
         entries["pixel_values"] = torch.ones(5, 4, 2)

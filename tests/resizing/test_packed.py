@@ -78,7 +78,7 @@ def packed(sequences, spelling, dtype, is_flat, first_position, longest):
     }
 
 
-@examples(60)
+@examples(50)
 @given(
     lengths=st.lists(st.integers(0, 13), min_size=1, max_size=6).filter(
         lambda lengths: len(lengths) != sum(lengths) > 0

@@ -41,24 +41,6 @@ def test_a_plan_serves_all_lengths(made, options):
     assert len(made) == 1
 
 
-def test_a_plan_is_made_for_each_signature(made):
-    batches = [
-        {"input_ids": IDS},
-        {"tokens": IDS},
-        {"input_ids": IDS.int()},
-        {"input_ids": IDS[:1]},
-        {"input_ids": IDS[:, :9]},
-        {"input_ids": IDS, "names": ["a", "b"]},
-        {"input_ids": IDS, "names": ["a", "b", "c"]},
-        {"input_ids": IDS, "names": "ab"},
-    ]
-    for batch in batches:
-        resize_batch(batch, 1)
-    for options in OPTIONS[1:]:
-        resize_batch(batches[0], 1, **options)
-    assert len(made) == len(batches) + len(OPTIONS) - 1
-
-
 def test_a_few_hundred_plans_are_kept(made):
     batches = [{"input_ids": IDS[:, :1].expand(2, length)} for length in range(1, 258)]
     for batch in [*batches[:256], batches[0]]:
@@ -66,15 +48,6 @@ def test_a_few_hundred_plans_are_kept(made):
     assert len(made) == len(plan._plans) == 256
     resize_batch(batches[256], 1, copy=False)
     assert len(plan._plans) == 1, "memory grows with each shape"
-
-
-def test_only_the_operator_that_runs_is_chosen(made, monkeypatch):
-    """A batch in pinned memory may be written by a backend that has no kernel for the host."""
-    chosen, choose = [], backends.choose
-    monkeypatch.setattr(backends, "choose", lambda *arguments: (chosen.append(arguments[0]), choose(*arguments))[1])
-    resize_batch({"input_ids": IDS}, 4, copy=False, backend="triton")
-    resize_batch({"input_ids": IDS}, 4, out={"input_ids": torch.empty_like(IDS)})
-    assert chosen == ["resize_batch_out"]
 
 
 def test_calls_that_differ_do_not_share_a_plan():
