@@ -116,19 +116,6 @@ def test_accelerates_wrapper():
     assert values(moment_statistics(prepared)) == pytest.approx(plain_of(optimizer), rel=1e-6)
 
 
-class Lion(torch.optim.Optimizer):
-    """Betas as Adam has, and no second moment."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.99)})
-
-    def step(self):
-        for parameter in self.param_groups[0]["params"]:
-            average = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
-            parameter.data -= 0.1 * average.lerp(parameter.grad, 0.1).sign()
-            average.lerp_(parameter.grad, 0.01)
-
-
 #: What an optimizer has of the five statistics: variance, variance, momentum, momentum, gradients.
 VARIANCE, MOMENTUM, BOTH, NEITHER = [1, 1, 0, 0, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]
 OPTIMIZERS = {
@@ -142,7 +129,6 @@ OPTIMIZERS = {
     "RAdam": (lambda p: torch.optim.RAdam(p), BOTH),
     "SGD": (lambda p: torch.optim.SGD(p, lr=0.1), NEITHER),
     "SGD with momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), MOMENTUM),
-    "Lion": (Lion, MOMENTUM),
     "RMSprop": (lambda p: torch.optim.RMSprop(p), VARIANCE),
     "RMSprop with momentum": (lambda p: torch.optim.RMSprop(p, momentum=0.9), BOTH),
     "Adamax": (lambda p: torch.optim.Adamax(p), MOMENTUM),
