@@ -69,7 +69,6 @@ BAD = [
     *((call, "mesh", "cpu") for call in (*OF_ATTENTION, *EXCHANGES, "local_heads", "shard_sequence")),
     *((call, "halo", halo) for call in (*OF_ATTENTION[:2], "ContextParallel") for halo in (-1, 2.5, [4, "x"])),
     *((call, "halo", [4, 4, 4]) for call in OF_ATTENTION[:2]),
-    *((call, "tensor", tensor) for call in EXCHANGES for tensor in (None, torch.randn(2, 4, 8))),
     *((call, "query", None) for call in OF_ATTENTION),
     ("context_attention", "key", torch.randn(1, 2, 8, 8)),
     ("halo_widths", "key", torch.randn(1, 2, 8, 8)),
@@ -80,17 +79,8 @@ BAD = [
         for ends in ([0, 1, 5], [0, 3, 1], [1, 4])
     ),
     *(("context_attention_varlen", "max_seqlen", longest) for longest in (2, -1, None)),
-    *(("local_heads", "slopes", slopes) for slopes in (None, torch.ones(2, 2, 2), torch.eye(2).to_sparse())),
-    *(("balanced_slopes", name, 0) for name in ("num_heads", "num_ranks")),
-    ("balanced_slopes", "num_heads", 3),
-    *(
-        ("rank_work", "attended_share", share)
-        for share in (None, torch.ones(4, dtype=torch.int64), torch.eye(2).to_sparse(), torch.ones(4, device="meta"))
-    ),
-    ("rank_work", "num_ranks", 0),
     *((call, "by", "heads") for call in ("shard_sequence", "sharded_by")),
     *((call, "shift_labels", 1) for call in ("shard_sequence", "ContextBatches")),
-    *((call, "model", None) for call in ("ContextBatches", "sharded_by")),
     ("shard_sequence", "keys", ["ids"]),
     ("shard_sequence", "seq_len", 0),
     ("shard_sequence", "batch", None),

@@ -61,6 +61,12 @@ class Attributes(dict):
         self.__dict__ = self
 
 
+def encoding(entries):
+    made = Encoding(entries)
+    made.encodings = "kept"
+    return made
+
+
 def dataclass_of(entries, **options):
     return dataclasses.make_dataclass("Batch", entries, **options)(**entries)
 
@@ -74,7 +80,7 @@ CONTAINERS = {
     "dict": dict,
     "OrderedDict": OrderedDict,
     "defaultdict": lambda entries: defaultdict(list, entries),
-    "Encoding": Encoding,
+    "Encoding": encoding,
     "OwnMapping": OwnMapping,
     "Attributes": Attributes,
     "dataclass": dataclass_of,
@@ -193,6 +199,8 @@ def test_batches_of_rows(container, problem, data):
             name: oriented(name, expected_of(name, value, cut, seq_len), seq_dim) for name, value in entries.items()
         }
         assert type(resized) is type(batch)
+        assert container != "Encoding" or resized.encodings == "kept"
+        assert container != "Attributes" or vars(resized) is resized
         assert make is nested or list(entries_of(resized)) == list(entries)
         assert_same(entries_of(resized), expected)
         assert_same(entries_of(batch), before)

@@ -147,12 +147,9 @@ def test_tokens_and_samples_are_counted():
     model, mask = Model(), torch.ones(2, 16, dtype=torch.int64)
     mask[1, 3:] = 0
     attachment = scheduler().attach(model)
-    assert attachment.has_unseen is False
     model(tokens(), attention_mask=mask)
     model(tokens())
-    assert attachment.has_unseen is True
     assert attachment.take_seen() == (7 + 8, 4)
-    assert attachment.has_unseen is False
     assert attachment.take_seen() == (0, 0)
 
 
@@ -279,8 +276,6 @@ def test_two_processes_train_as_one(wrapping):
 
 def test_bad_input():
     model, schedule = Model(), scheduler()
-    with pytest.raises(TypeError, match="model"):
-        schedule.attach(tokens)
     schedule.attach(model)
     with pytest.raises(ValueError, match="model has a scheduler attached already"):
         schedule.attach(model)

@@ -13,13 +13,16 @@ import sys
 assert sys.stderr is None
 import numpy as np, torch, seqwarm_kernels as sw
 from seqwarm_kernels.cli import main
-from seqwarm_kernels.data import TokenSource, write_chunks
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, TokenSource, progress_bar, write_chunks
 from seqwarm_kernels.tuning import Validation, tune_schedule
 
 write_chunks(["a", "b"], "chunks")
 
 np.array([1, 7], np.uint16).tofile("a.bin")
 list(TokenSource("a.bin", end_token=7))
+
+bar = progress_bar(LengthBatchSampler([1] * 30, BatchPlanner(3)), unit="item", total=30)
+assert sum(map(len, bar)) == 30
 
 def trial(scheduler, end):
     yield Validation(0, 10.0)
