@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
-from seqwarm_kernels.attention import attended_share, calls, fast_path, functional
-from seqwarm_kernels.ops import backends
-from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
-from seqwarm_kernels.ops.library import short
+from seqwarm_kernels.attention import attended_share, calls, fast_path
 from tests.support.backends import serving
 from tests.support.kernels import CalledOperators
 
@@ -22,30 +19,9 @@ BACKENDS = serving()
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-DENSE = (functional.alibi_attention, calls.DenseCall, calls.complete_dense, DenseOptions)
-VARLEN = (functional.alibi_attention_varlen, calls.VarlenCall, calls.complete_varlen, VarlenOptions)
-
-
-@pytest.mark.parametrize(("function", "call_type", "complete", "options_type"), [DENSE, VARLEN])
-def test_each_argument_keeps_its_name(monkeypatch, function, call_type, complete, options_type):
-    """On its way from the public function to the operator, as one of many in a tuple."""
-    made = []
-    monkeypatch.setattr(functional, "attend", lambda *call: made.append(call) or (1, 2))
-    given = {name: torch.full((1,), index) for index, name in enumerate(call_type._fields)} | {"return_lse": True}
-    function(**given)
-    assert made[0][0] is call_type
-    assert call_type(*made[0][1])._asdict() == given
-    completed = complete(made[0][1], calls.Defaults(None, 0.0))
-    assert completed[:4] == tuple(given[name] for name in ("query", "key", "value", "slopes"))
-    options = options_type(*completed[4:])._asdict()
-    drawn, start = options.pop("dropout_seed"), options.pop("query_start", None)
-    assert drawn.dtype == torch.int64
-    assert start is None or torch.equal(start, given["query_start"])
-    options.pop("query_offset", None)
-    assert options == {name: given[name] for name in options}
-
-
-@pytest.mark.parametrize(("function", "call_type"), [DENSE[:2], VARLEN[:2]])
+@pytest.mark.parametrize(
+    ("function", "call_type"), [(alibi_attention, calls.DenseCall), (alibi_attention_varlen, calls.VarlenCall)]
+)
 def test_defaults(function, call_type):
     """Of the public function, and of the calls that other callers make."""
     parameters = inspect.signature(function).parameters
@@ -114,27 +90,16 @@ def results(backend, heads, length, options):
     return [*outputs, *torch.autograd.grad(sum(output.nan_to_num(neginf=0).sum() for output in outputs), tensors)]
 
 
-def compare_known_and_new(backend, calls):
+@each_backend
+@pytest.mark.exhaustive_in_interpreter
+@settings(max_examples=60, deadline=None)
+@given(calls=calls_of_two_kinds())
+def test_known_calls_equal_new_ones(backend, calls):
     forget()
     known = [results(backend, *call) for call in (*calls, *calls)]
     for call, result in zip((*calls, *calls), known, strict=True):
         forget()
         torch.testing.assert_close(result, results(backend, *call), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
-@settings(max_examples=100, deadline=None)
-@given(calls=calls_of_two_kinds())
-def test_known_calls_equal_new_ones(backend, calls):
-    compare_known_and_new(backend, calls)
-
-
-@pytest.mark.slow  # the others are in make test
-@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve its interpreter here")
-@settings(max_examples=10, deadline=None)
-@given(calls=calls_of_two_kinds())
-def test_known_calls_of_triton_equal_new_ones(calls):
-    compare_known_and_new("triton", calls)
 
 
 @each_backend
@@ -151,40 +116,38 @@ def test_wrong_arguments_of_a_known_kind(backend):
 
 
 @each_backend
-def test_a_growing_query_start_is_one_kind(backend):
-    tensor = torch.randn(1, 1, 1, 8)
+@pytest.mark.parametrize("varlen", [False, True])
+def test_a_growing_query_start_is_one_kind(backend, varlen):
+    """So that decoding checks its first call alone."""
+    function, shape, options = alibi_attention, (1, 1, 9, 8), ()
+    if varlen:
+        ends = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+        function, shape, options = alibi_attention_varlen, (9, 2, 8), (*ends, 1, 5)
+    key = torch.randn(shape)
+    query = key[:2] if varlen else key[:, :, :1]
     fast_path._checked_calls.clear()
     for start in range(5):
-        alibi_attention(tensor, tensor, tensor, backend=backend, query_start=start)
-    assert len(fast_path._checked_calls) == 1
-
-
-@each_backend
-def test_a_growing_query_start_of_packed_sequences_is_one_kind(backend):
-    query, ends = torch.randn(2, 2, 8), torch.tensor([0, 1, 2], dtype=torch.int32)
-    key, key_ends = torch.randn(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)
-    fast_path._checked_calls.clear()
-    inputs = query, key, key, ends, key_ends, 1, 5
-    for start in range(5):
-        out = alibi_attention_varlen(*inputs, backend=backend, query_start=start)
-        torch.testing.assert_close(out, alibi_attention_varlen(*inputs, backend="reference", query_start=start))
+        out = function(query, key, key, *options, backend=backend, query_start=start)
+        torch.testing.assert_close(out, function(query, key, key, *options, backend="reference", query_start=start))
     assert len(fast_path._checked_calls) == (1 if backend == "reference" else 2)
     for wrong in (True, 2**60 + 1, "int"):
         with pytest.raises((TypeError, ValueError), match=r"^query_start must"):
-            alibi_attention_varlen(*inputs, backend=backend, query_start=wrong)
+            function(query, key, key, *options, backend=backend, query_start=wrong)
 
 
 @each_backend
 @pytest.mark.parametrize("varlen", [False, True])
-def test_a_query_start_that_changes_before_backward_is_an_error(backend, varlen):
-    query, start = torch.randn(1, 2, 3, 8, requires_grad=True), torch.tensor([0])
+@pytest.mark.parametrize("changed", ["key", "query_start"])
+def test_an_input_that_changes_before_backward_is_an_error(backend, varlen, changed):
+    query, key, start = torch.randn(1, 2, 3, 8, requires_grad=True), torch.randn(1, 2, 3, 8), torch.tensor([0])
     for _ in range(2):  # the second call is a known one
         if varlen:
-            ends, packed = torch.tensor([0, 3], dtype=torch.int32), query[0].transpose(0, 1)
-            out = alibi_attention_varlen(packed, packed, packed, ends, ends, 3, 3, query_start=start, backend=backend)
+            ends, packed = torch.tensor([0, 3], dtype=torch.int32), [each[0].transpose(0, 1) for each in (query, key)]
+            inputs = packed[0], packed[1], packed[1], ends, ends, 3, 3
+            out = alibi_attention_varlen(*inputs, query_start=start, backend=backend)
         else:
-            out = alibi_attention(query, query, query, query_start=start, backend=backend)
-        start += 1
+            out = alibi_attention(query, key, key, query_start=start, backend=backend)
+        (key if changed == "key" else start).add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
 
@@ -318,28 +281,6 @@ def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
 
 
 @each_backend
-def test_an_overwritten_input_is_noticed(backend):
-    query = torch.randn(1, 1, 3, 8, requires_grad=True)
-    for _ in range(2):
-        key = torch.randn(1, 1, 3, 8)
-        out = alibi_attention(query, key, key, backend=backend)
-        key.add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
-
-
-def test_the_dispatcher_is_passed_by_only_without_a_mode(monkeypatch):
-    """A mode sees the operator."""
-    monkeypatch.setattr(fast_path, "short", lambda *names: pytest.fail("the operator was to be called"))
-    tensor = torch.randn(1, 1, 2, 8)
-    fast_path._checked_calls.clear()
-    with CalledOperators():
-        alibi_attention(tensor, tensor, tensor)
-    with pytest.raises(pytest.fail.Exception):
-        alibi_attention(tensor, tensor, tensor)
-
-
-@each_backend
 def test_compiled_autograd_of_an_eager_forward(backend):
     leaves = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
 
@@ -367,27 +308,6 @@ def test_a_mode_around_backward_sees_the_operator(backend):
     with CalledOperators() as called:
         out.sum().backward()
     assert f"seqwarm::alibi_attention_backward.{backend}" in called.names
-
-
-@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve here")
-def test_launches_are_known_behind_the_dispatcher(monkeypatch):
-    from seqwarm_kernels.ops.alibi_attention import triton
-
-    made = []
-
-    class Forward(triton.Forward):
-        def __init__(self, *arguments):
-            made.append(1)
-            super().__init__(*arguments)
-
-    monkeypatch.setattr(triton, "Forward", Forward)
-    triton._known.clear()
-    leaf, slopes = torch.randn(1, 2, 4, 8, requires_grad=True), torch.rand(2)
-    for _ in range(3):
-        torch.ops.seqwarm.alibi_attention.triton(
-            leaf, leaf, leaf, slopes, None, None, None, 0, True, 0.3, None, None, 0.0, 0.0
-        )
-    assert len(made) == 1
 
 
 @each_backend
@@ -447,11 +367,3 @@ def test_batched_gradients(backend):
     expected = [torch.autograd.grad(out, leaf, row, retain_graph=True)[0] for row in rows]
     (got,) = torch.autograd.grad(out, leaf, rows, is_grads_batched=True)
     torch.testing.assert_close(got, torch.stack(expected))
-
-
-@pytest.mark.skipif(
-    "triton" not in BACKENDS or backends.module is None, reason="needs Triton and the module for this torch"
-)
-@pytest.mark.parametrize("operator", ["alibi_attention", "alibi_attention_varlen"])
-def test_known_calls_of_triton_go_through_the_extension(operator):
-    assert type(short(operator, "triton")) is type(backends.module.call_kind)

@@ -28,10 +28,8 @@ def test_slopes_are_those_of_the_paper(num_heads):
     slopes = alibi_slopes(num_heads)
     assert slopes.dtype == torch.float32
     torch.testing.assert_close(slopes, torch.tensor(slopes_of_the_paper(num_heads)), rtol=1e-6, atol=0)
-
-
-def test_eight_heads_exactly():
-    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    if num_heads == 8:
+        assert slopes.tolist() == [2.0**-i for i in range(1, 9)]
 
 
 def test_slopes_are_made_on_their_device():
@@ -88,12 +86,6 @@ def test_bias_takes_slopes_for_each_row():
 def test_bad_arguments_of_bias(error, name, change):
     with pytest.raises(error, match=name):
         alibi_bias(**{"slopes": alibi_slopes(2), "query_length": 1, "key_length": 2} | change)
-
-
-def test_default_slopes_are_computed_once():
-    device = torch.device("cpu")
-    assert default_slopes(12, device) is default_slopes(12, device)
-    assert torch.equal(default_slopes(12, device), alibi_slopes(12))
 
 
 def test_default_slopes_of_a_gpu_are_shared_by_streams_and_graphs(monkeypatch):

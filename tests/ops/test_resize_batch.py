@@ -13,6 +13,7 @@ from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 from seqwarm_kernels.self_check import calls
 from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_native, served
+from tests.support.cut_tokens import check_info, cut_rows, taken
 from tests.support.tiers import examples, first_fast
 
 backend = backend_fixture("resize_batch")
@@ -21,53 +22,6 @@ backend = backend_fixture("resize_batch")
 named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 METHODS = [*calls.METHODS.values()]
-NOTHING = None
-
-
-def cut_rows(masks, seq_len, mode, remainder="drop", keep_last_token=False):
-    """New rows of (row, position, is_repeated) or NOTHING, written down from the documentation."""
-    tokens = [[(r, p, False) for p in range(len(mask))] for r, mask in enumerate(masks)]
-    source_length = len(masks[0]) if masks else 0
-    if seq_len >= source_length:
-        return tokens
-    if mode == "flatten":
-        stream = [token for row in tokens for token in row]
-        return [stream[i : i + seq_len] for i in range(0, len(stream) - seq_len + 1, seq_len)]
-    if mode == "truncate":
-        cut = []
-        for row, mask in zip(tokens, masks, strict=True):
-            valid = [position for position, value in enumerate(mask) if value] or [0]
-            start = min(valid[0], source_length - seq_len)
-            cut.append(row[start : start + seq_len])
-            if keep_last_token and valid[-1] >= start + seq_len:
-                cut[-1][-1] = row[valid[-1]]
-        return cut
-    cut = []
-    for row in tokens:
-        pieces = [row[i : i + seq_len] for i in range(0, len(row), seq_len)]
-        missing = seq_len - len(pieces[-1])
-        if missing and remainder == "drop":
-            pieces.pop()
-        elif missing and remainder == "pad":
-            pieces[-1] = pieces[-1] + [NOTHING] * missing
-        elif missing and remainder == "overlap":
-            again = [(r, p, True) for r, p, _ in row[len(row) - seq_len : len(row) - seq_len + missing]]
-            pieces[-1] = again + pieces[-1]
-        cut += pieces
-    return cut
-
-
-def taken(tensor, cut, seq_len, fill_value, fill_repeats=False):
-    rows = []
-    for row in cut:
-        slots = [
-            torch.full_like(tensor[0, 0], fill_value)
-            if slot is NOTHING or (fill_repeats and slot[2])
-            else tensor[slot[0], slot[1]]
-            for slot in row
-        ]
-        rows.append(torch.stack(slots))
-    return torch.stack(rows) if rows else tensor.new_empty(0, min(seq_len, tensor.shape[1]), *tensor.shape[2:])
 
 
 def right_padding(batch_size, length):
@@ -108,15 +62,6 @@ def check(batch, seq_len, method, backend, **more):
     valid = taken(batch["attention_mask"], cut, seq_len, 0) != 0
     check_info(info, valid)
     return resized
-
-
-def check_info(info, valid):
-    assert info.valid_lengths.dtype == torch.int32
-    assert info.position_ids.dtype == torch.int64
-    assert info.valid_lengths.tolist() == [sum(row) for row in valid.tolist()]
-    expected = [[sum(row[:t]) if row[t] else 0 for t in range(len(row))] for row in valid.tolist()]
-    assert info.position_ids.tolist() == expected
-    assert info.num_valid_tokens.item() == valid.sum().item()
 
 
 PADDED_ROWS = [

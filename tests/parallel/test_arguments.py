@@ -1,4 +1,4 @@
-"""Each argument of each public name of `parallel` replaced by values that make no sense, on one rank."""
+"""Arguments of the functions of `parallel` that make no sense, on one rank: errors that name them."""
 
 import pytest
 import torch
@@ -7,8 +7,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from seqwarm_kernels import apply_alibi, parallel
-
-from ..support.arguments import check_all_arguments
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,11 +20,6 @@ def mesh():
     return DeviceMesh("cpu", [0])
 
 
-def tensors(**more):
-    made = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 4, 8).unbind(), strict=True))
-    return made | {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh(), "causal": True, "scale": 1.0} | more
-
-
 def model():
     """Its attention layer expects shards."""
     model = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -34,75 +27,76 @@ def model():
     return parallelize_module(model, mesh(), parallel.ContextParallel())
 
 
-def batch():
-    return {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
-
-
 def sharded_by(model, by):
     with parallel.sharded_by(model, by):
         pass
 
 
-def dense(**more):
-    mask = torch.ones(1, 4, dtype=torch.bool)
-    return tensors(segment_length=None, window=2, key_padding_mask=mask, skip_tolerance=0.0, **more)
+def dense():
+    return {name: torch.randn(1, 2, 4, 8) for name in ("query", "key", "value")} | {"mesh": mesh()}
 
 
-def packed(**more):
-    made = tensors(window=2, skip_tolerance=0.0, cu_seqlens=torch.tensor([0, 1, 4], dtype=torch.int32), max_seqlen=3)
-    for name in ("query", "key", "value"):
-        made[name] = made[name][0].transpose(0, 1)
-    return made | more
+def packed():
+    made = {name: torch.randn(4, 2, 8) for name in ("query", "key", "value")} | {"mesh": mesh()}
+    return made | {"cu_seqlens": torch.tensor([0, 1, 4], dtype=torch.int32), "max_seqlen": 3}
 
 
-ATTENTION = {"halo": None, "dropout_p": 0.0, "return_lse": False, "backend": "reference"}
-
+#: How each function is called. `ContextBatches.call` is a call of an object of that class.
 CALLS = {
-    "ContextBatches": (parallel.ContextBatches, lambda: {"model": model(), "shift_labels": True}),
-    "ContextBatches.call": (lambda batch: parallel.ContextBatches(model())(batch), lambda: {"batch": batch()}),
-    "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
-    "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2, "device": "cpu"}),
-    "context_attention": (parallel.context_attention, lambda: dense(**ATTENTION)),
-    "context_attention_varlen": (parallel.context_attention_varlen, lambda: packed(**ATTENTION)),
-    "halo_widths": (
-        parallel.halo_widths,
-        lambda: {name: value for name, value in dense().items() if name != "value"},
+    "ContextBatches": (parallel.ContextBatches, lambda: {"model": model()}),
+    "ContextBatches.call": (
+        lambda batch: parallel.ContextBatches(model())(batch),
+        lambda: {"batch": {"input_ids": torch.ones(2, 8, dtype=torch.int64)}},
     ),
+    "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
+    "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2}),
+    "context_attention": (parallel.context_attention, dense),
+    "context_attention_varlen": (parallel.context_attention_varlen, packed),
+    "halo_widths": (parallel.halo_widths, lambda: {name: dense()[name] for name in ("query", "key", "mesh")}),
     "heads_to_tokens": (parallel.heads_to_tokens, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
     "local_heads": (parallel.local_heads, lambda: {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh()}),
     "rank_work": (parallel.rank_work, lambda: {"attended_share": torch.rand(2, 4), "num_ranks": 2}),
     "shard_sequence": (
         parallel.shard_sequence,
-        lambda: {"batch": batch(), "mesh": mesh(), "seq_len": 4, "by": "tokens", "shift_labels": True},
+        lambda: {"batch": {"input_ids": torch.ones(2, 8, dtype=torch.int64)}, "mesh": mesh()},
     ),
     "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
     "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
 }
-
-#: Without arguments, or a plain record.
-OTHERS = {"RankWork", "ShardSlopes"}
+OF_ATTENTION = ("context_attention", "context_attention_varlen", "halo_widths")
+EXCHANGES = ("heads_to_tokens", "tokens_to_heads")
+BAD = [
+    *((call, "mesh", "cpu") for call in (*OF_ATTENTION, *EXCHANGES, "local_heads", "shard_sequence")),
+    *((call, "halo", halo) for call in (*OF_ATTENTION[:2], "ContextParallel") for halo in (-1, 2.5, [4, "x"])),
+    *((call, "halo", [4, 4, 4]) for call in OF_ATTENTION[:2]),
+    *((call, "query", None) for call in OF_ATTENTION),
+    ("context_attention", "key", torch.randn(1, 2, 8, 8)),
+    ("halo_widths", "key", torch.randn(1, 2, 8, 8)),
+    ("context_attention_varlen", "key", torch.randn(8, 2, 8)),
+    ("context_attention_varlen", "cu_seqlens", [0, 4]),
+    *(
+        ("context_attention_varlen", "cu_seqlens", torch.tensor(ends, dtype=torch.int32))
+        for ends in ([0, 1, 5], [0, 3, 1], [1, 4])
+    ),
+    *(("context_attention_varlen", "max_seqlen", longest) for longest in (2, -1, None)),
+    *((call, "by", "heads") for call in ("shard_sequence", "sharded_by")),
+    *((call, "shift_labels", 1) for call in ("shard_sequence", "ContextBatches")),
+    ("shard_sequence", "keys", ["ids"]),
+    ("shard_sequence", "seq_len", 0),
+    ("shard_sequence", "batch", None),
+    ("ContextBatches.call", "batch", None),
+]
 
 
 def test_every_public_name_is_called():
-    assert {name.partition(".")[0] for name in CALLS} | OTHERS == set(parallel.__all__)
+    records = {"RankWork", "ShardSlopes"}
+    assert {name.partition(".")[0] for name in CALLS} | records == set(parallel.__all__)
+    for call, make in CALLS.values():
+        call(**make())
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_junk(name):
-    check_all_arguments(*CALLS[name])
-
-
-@pytest.mark.parametrize(
-    ("ends", "max_seqlen", "name"),
-    [
-        ([0, 1, 5], 4, "cu_seqlens"),
-        ([0, 3, 1], 3, "cu_seqlens"),
-        ([1, 4], 3, "cu_seqlens"),
-        ([0, 1, 4], 2, "max_seqlen"),
-    ],
-)
-def test_boundaries_of_no_packed_sequences(ends, max_seqlen, name):
-    call, make = CALLS["context_attention_varlen"]
-    ends = torch.tensor(ends, dtype=torch.int32)
-    with pytest.raises(ValueError, match=f"^{name}"):
-        call(**make() | {"cu_seqlens": ends, "max_seqlen": max_seqlen, "slopes": None})
+@pytest.mark.parametrize(("name", "argument", "value"), BAD, ids=lambda value: str(value)[:30])
+def test_bad_arguments(name, argument, value):
+    call, make = CALLS[name]
+    with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
+        call(**make() | {argument: value})

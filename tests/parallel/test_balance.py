@@ -68,8 +68,3 @@ def test_the_work_of_ranks():
 def test_shares_that_ranks_cannot_have_raise(share, ranks):
     with pytest.raises(ValueError, match="attended_share"):
         rank_work(share, ranks)
-
-
-def test_heads_that_ranks_do_not_divide_raise():
-    with pytest.raises(ValueError, match="num_heads"):
-        balanced_slopes(12, 8)

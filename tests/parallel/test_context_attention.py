@@ -14,7 +14,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
-from seqwarm_kernels.parallel import context_attention, context_attention_varlen, halo_widths
+from seqwarm_kernels.parallel import (
+    context_attention,
+    context_attention_varlen,
+    halo_widths,
+    heads_to_tokens,
+    local_heads,
+    tokens_to_heads,
+)
 
 from ..support.ranks import join_group, leave_group, run_ranks
 
@@ -93,14 +100,26 @@ def set_largest_seed(mesh):
     torch.manual_seed(drawn.index(max(drawn)))
 
 
+def attend_by_heads(query, key, value, slopes, mesh, **options):
+    """All tokens of some heads on each rank, by an exchange before and after."""
+    query, key, value = (tokens_to_heads(tensor, mesh) for tensor in (query, key, value))
+    out, lse = alibi_attention(query, key, value, local_heads(slopes, mesh), **options)
+    return heads_to_tokens(out, mesh), heads_to_tokens(lse[..., None], mesh)[..., 0]
+
+
 def one_device_is_met(mesh):
+    """By halos that travel to the next ranks, and by heads."""
     dtypes = list(EXACT) if mesh.size() == 2 else [torch.float64]
     for (length, options), dtype, causal in itertools.product(CASES, dtypes, (True, False)):
         tensors, gradients = inputs(mesh.size(), length, dtype)
         options = {"skip_tolerance": EXACT[dtype], "causal": causal, "return_lse": True, **options}
         options["backend"] = "reference" if "dropout_p" in options else BACKEND[dtype]
         whole = partial(alibi_attention, **options | {"skip_tolerance": 0.0})
-        compare(mesh, whole, partial(context_attention, mesh=mesh, **options), tensors, gradients, length, BOUND[dtype])
+        ways = [context_attention]
+        if "dropout_p" not in options and KEY_HEADS % mesh.size() == 0:
+            ways.append(attend_by_heads)
+        for way in ways:
+            compare(mesh, whole, partial(way, mesh=mesh, **options), tensors, gradients, length, BOUND[dtype])
 
 
 def masks_hide_keys(mesh):

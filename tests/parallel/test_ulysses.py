@@ -1,29 +1,26 @@
-"""Tokens exchanged for heads and back: every element arrives, and attention between has the results of one device."""
+"""Tokens exchanged for heads and back: every element arrives. test_context_attention.py attends in between."""
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
-import seqwarm_kernels as sw
 from seqwarm_kernels.parallel import heads_to_tokens, local_heads, tokens_to_heads
 
 from ..support.ranks import join_group, leave_group, run_ranks
 
-ROWS, HEADS, KEY_HEADS, LENGTH, WIDTH = 3, 8, 4, 20, 5
+ROWS, HEADS, LENGTH, WIDTH = 3, 8, 20, 5
 
 
 def ranks(rank, port, world_size):
     join_group(rank, port, world_size=world_size)
     mesh = init_device_mesh("cpu", (world_size,))
     torch.manual_seed(0)
-    *tensors, gradient = (torch.randn(ROWS, heads, LENGTH, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS, HEADS))
+    tensor = torch.randn(ROWS, HEADS, LENGTH, WIDTH)
     tokens = slice(rank * LENGTH // world_size, (rank + 1) * LENGTH // world_size)
-    check_exchange(rank, mesh, tensors[0], tokens)
-    for slopes in (sw.alibi_slopes(HEADS), sw.alibi_slopes(HEADS) * torch.tensor([[1.0], [2.0], [0.5]])):
-        check_attention(mesh, tensors, slopes, gradient, tokens)
-    check_compiled(mesh, tensors[0], tokens)
-    check_refused(mesh, tensors[0])
+    check_exchange(rank, mesh, tensor, tokens)
+    check_compiled(mesh, tensor, tokens)
+    check_refused(mesh, tensor)
     leave_group()
 
 
@@ -34,26 +31,8 @@ def check_exchange(rank, mesh, tensor, tokens):
     assert torch.equal(heads_to_tokens(by_heads, mesh), tensor[:, :, tokens])
     empty = tokens_to_heads(tensor[:0, :, tokens], mesh)
     assert empty.shape == (0, HEADS // mesh.size(), LENGTH, WIDTH)
-
-
-def attend(tensors, slopes, mesh):
-    query, key, value = (tokens_to_heads(tensor, mesh) for tensor in tensors)
-    return heads_to_tokens(sw.alibi_attention(query, key, value, local_heads(slopes, mesh)), mesh)
-
-
-def check_attention(mesh, tensors, slopes, gradient, tokens):
-    wholes = [tensor.clone().requires_grad_() for tensor in (*tensors, slopes)]
-    expected = sw.alibi_attention(*wholes)
-    expected.backward(gradient)
-    parts = [tensor[:, :, tokens].clone().requires_grad_() for tensor in tensors]
-    own_slopes = slopes.clone().requires_grad_()
-    out = attend(parts, own_slopes, mesh)
-    out.backward(gradient[:, :, tokens])
-    assert torch.equal(out, expected[:, :, tokens])
-    for part, tensor in zip(parts, wholes[:3], strict=True):
-        assert torch.equal(part.grad, tensor.grad[:, :, tokens])
-    torch.distributed.all_reduce(own_slopes.grad)  # each rank has the gradients of its heads, and zeros
-    assert torch.equal(own_slopes.grad, wholes[3].grad)
+    for slopes in (torch.rand(HEADS), torch.rand(ROWS, HEADS)):
+        assert torch.equal(local_heads(slopes, mesh), slopes[..., heads])
 
 
 def check_compiled(mesh, tensor, tokens):

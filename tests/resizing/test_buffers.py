@@ -1,4 +1,4 @@
-"""BatchBuffers: its sizes and errors. The written values are tested by backend in tests/ops."""
+"""Memory of the caller, and BatchBuffers: sizes and errors. The written values are tested by backend in tests/ops."""
 
 import weakref
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from seqwarm_kernels import BatchBuffers, resize_batch
+
+from ..support.defaults import other_defaults
 
 
 def batch():
@@ -30,10 +32,10 @@ def test_sizes_fit_the_maximum_length():
     assert len(buffers) == 4
     assert all(tensor.data_ptr() % 16 == 0 for tensor in buffers.values())
     assert buffers.nbytes >= sum(tensor.nbytes for tensor in buffers.values())
-    with pytest.raises(
-        ValueError, match=r"out\['input_ids'\] must be contiguous with at least 28 elements for \(4, 7\)"
-    ):
+    with pytest.raises(ValueError, match=r"out\['input_ids'\] must be .* at least 28 elements"):
         resize_batch(batch(), 7, out=buffers)
+    elsewhere = BatchBuffers(batch(), 6, device="meta")
+    assert {elsewhere.device, *(tensor.device for tensor in elsewhere.values())} == {torch.device("meta")}
 
 
 def test_mask_keys_say_what_is_cut_on_both_sides():
@@ -42,11 +44,6 @@ def test_mask_keys_say_what_is_cut_on_both_sides():
     buffers = BatchBuffers(source, 6, **options)
     assert buffers["allowed"].numel() == 4 * 6 * 6
     assert torch.equal(resize_batch(source, 6, out=buffers, **options)["bias"], source["bias"][:, :6])
-
-
-def test_buffers_on_another_device():
-    buffers = BatchBuffers(batch(), 6, device="meta")
-    assert {buffers.device, *(tensor.device for tensor in buffers.values())} == {torch.device("meta")}
 
 
 def test_a_graph_keeps_what_it_reads(monkeypatch):
@@ -91,22 +88,15 @@ def test_options_of_the_call():
     assert cut["pixels"] is source["pixels"]
 
 
-def test_a_call_overwrites_the_previous_results():
-    source = {"input_ids": torch.arange(40).view(4, 10)}
-    buffers = BatchBuffers(source, 10)
-    first = resize_batch(source, 5, out=buffers)["input_ids"]
-    resize_batch({"input_ids": source["input_ids"] + 100}, 5, out=buffers)
-    assert torch.equal(first, source["input_ids"][:, :5] + 100)
-
-
-def test_results_may_be_changed():
+def test_a_call_overwrites_the_previous_results_which_may_be_changed():
     source = {"x": torch.rand(4, 10)}
     buffers = BatchBuffers(source, 10)
     first = resize_batch(source, 5, out=buffers)["x"].requires_grad_()
     first.sum().backward()
     first.detach().unsqueeze_(1)
-    second = resize_batch(source, 5, out=buffers)["x"]
+    second = resize_batch({"x": source["x"] + 100}, 5, out=buffers)["x"]
     assert (second.requires_grad, second.grad, second.shape) == (False, None, (4, 5))
+    assert torch.equal(first, source["x"][:, :5] + 100)
 
 
 def test_autograd_notices_that_a_saved_tensor_was_overwritten():
@@ -119,40 +109,56 @@ def test_autograd_notices_that_a_saved_tensor_was_overwritten():
         loss.backward()
 
 
-BAD_BATCHES = [
-    ({"labels": torch.ones(4, 10)}, "out must hold a tensor 'labels' to write to, its names are"),
-    ({"input_ids": torch.ones(4, 10)}, r"out\['input_ids'\] must be torch.float32 on cpu, got torch.int64 on cpu"),
-    ({"input_ids": torch.ones(9, 10, dtype=torch.int64)}, r"at least 45 elements for \(9, 5\), got 40"),
-    (
-        {"input_ids": torch.ones(4, 10, dtype=torch.int64, device="meta")},
-        r"batch\['input_ids'\] must be on cpu or in pinned memory",
-    ),
-]
+IDS = torch.arange(40).view(4, 10)
 
 
-@pytest.mark.parametrize(("other", "message"), BAD_BATCHES)
-def test_another_batch(other, message):
-    buffers = BatchBuffers({"input_ids": torch.arange(40).view(4, 10)}, 10)
-    buffers["input_ids"].fill_(7)
+def refused(batch, out, message):
     with pytest.raises(ValueError, match=message):
-        resize_batch(other, 5, out=buffers)
+        resize_batch(batch, 5, out=out)
+
+
+def test_memory_that_does_not_fit_is_refused_and_not_written():
+    batch, buffers = {"input_ids": IDS}, BatchBuffers({"input_ids": IDS}, 10)
+    buffers["input_ids"].fill_(7)
+    refused({"labels": IDS}, buffers, "out must hold a tensor 'labels'")
+    refused({"input_ids": IDS.float()}, buffers, r"out\['input_ids'\] must be torch.float32 on cpu")
+    refused({"input_ids": torch.ones(9, 10, dtype=torch.int64)}, buffers, r"at least 45 elements for \(9, 5\), got 40")
+    refused({"input_ids": IDS.to("meta")}, buffers, r"batch\['input_ids'\] must be on cpu or in pinned memory")
+    refused(batch, {"input_ids": IDS.to("meta")}, "must be torch.int64 on cpu, got torch.int64 on meta")
+    refused(batch, {"input_ids": torch.zeros(4, 20, dtype=torch.int64)[:, ::2]}, "not contiguous")
+    inside, mask = resize_batch(batch, 10, out=BatchBuffers(batch, 10)), torch.ones_like(IDS)
+    refused(inside, inside, "must not share memory with an entry of batch")
+    with pytest.raises(ValueError, match="must not share memory with an entry of batch"):
+        resize_batch(batch | {"attention_mask": mask}, 5, keys=["input_ids"], out={"input_ids": mask})
+    storage = torch.full((80,), 7)
+    outputs = {"input_ids": storage, "labels": storage[4:]}
+    refused(
+        {"input_ids": IDS, "labels": IDS}, outputs, r"out\['labels'\] must not share memory with out\['input_ids'\]"
+    )
+    assert (storage == 7).all()
     assert (buffers["input_ids"] == 7).all()
 
 
-def test_a_batch_in_its_own_buffers():
-    buffers = BatchBuffers({"input_ids": torch.arange(40).view(4, 10)}, 10)
-    inside = resize_batch({"input_ids": torch.arange(40).view(4, 10)}, 10, out=buffers)
-    with pytest.raises(ValueError, match=r"out\['input_ids'\] must not share memory with an entry of batch"):
-        resize_batch(inside, 5, out=buffers)
+def test_outputs_may_lie_side_by_side():
+    storage = torch.empty(40, dtype=torch.int64)
+    out = {"input_ids": storage[:20], "labels": storage[20:]}
+    with other_defaults():
+        _, info = resize_batch({"input_ids": IDS, "labels": IDS + 100}, 5, out=out, return_info=True)
+    assert torch.equal(storage.view(2, 4, 5), torch.stack([IDS, IDS + 100])[..., :5])
+    assert info.valid_lengths.tolist() == [5] * 4
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="max_seq_len must be at least 1, got 0"):
-        BatchBuffers({"input_ids": torch.ones(4, 10)}, 0)
-    with pytest.raises(ValueError, match="batch must hold a tensor with a sequence dimension"):
-        BatchBuffers({"weight": torch.ones(4)}, 5)
-    with pytest.raises(ValueError, match="mode must be one of"):
-        BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, mode="cut")
-    for device in ("x", "cuda:99", "xla"):
-        with pytest.raises(ValueError, match="device must be a device"):
-            BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, device=device)
+def test_a_batch_without_rows_is_written():
+    """Its outputs have no memory, so they share none."""
+    batch = {"input_ids": IDS[:0], "labels": IDS[:0]}
+    resized = resize_batch(batch, 4, out={name: torch.empty(0, dtype=torch.int64) for name in batch})
+    assert resized["input_ids"].shape == resized["labels"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "options", "message"),
+    [(0, {}, "max_seq_len"), (5, {"keys": []}, "batch"), (5, {"mode": "cut"}, "mode")],
+)
+def test_bad_arguments(max_seq_len, options, message):
+    with pytest.raises(ValueError, match=f"^{message} must"):
+        BatchBuffers({"input_ids": IDS}, max_seq_len, **options)

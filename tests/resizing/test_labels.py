@@ -5,47 +5,32 @@ import torch
 
 from seqwarm_kernels import resize_batch
 
+NAMES = ["targets", "target", "label", "label_ids", "decoder_targets", "token_labels", "loss_mask"]
+
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", ["targets", "target", "label", "label_ids", "decoder_targets", "token_labels"])
-def test_labels_of_other_names_are_neither_padding_nor_trained_twice(name, packed):
-    """An entry of another name than "labels" was padded with 0, and repeated tokens kept their labels."""
-    tokens = torch.arange(10, 20)[None]
-    batch = {"idx": tokens, name: tokens}
-    if packed:
-        batch["cu_seqlens"] = torch.tensor([0, 10])
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_by_their_names(name, packed):
+    """A token counts once in a loss that reads labels, or is weighted by a mask."""
+    tokens, ignored = torch.arange(10, 20)[None], 0 if name == "loss_mask" else -100
+    batch = {"idx": tokens, name: tokens, **({"cu_seqlens": torch.tensor([0, 10])} if packed else {})}
     overlapping = resize_batch(batch, 4, mode="reshape", remainder="overlap")[name].flatten()
-    assert overlapping.tolist() == [10, 11, 12, 13, 14, 15, 16, 17, -100, -100, 18, 19]
+    assert overlapping.tolist() == [10, 11, 12, 13, 14, 15, 16, 17, ignored, ignored, 18, 19]
     if not packed:  # a packed batch is not padded
         padded = resize_batch(batch, 4, mode="reshape", remainder="pad")[name]
-        assert padded[2].tolist() == [18, 19, -100, -100]
-
-
-@pytest.mark.parametrize("labels_too", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_loss_mask_of_repeated_tokens(packed, labels_too):
-    """Repeated tokens counted twice in a loss that is weighted by the mask."""
-    ids = torch.arange(10).view(1, 10)
-    batch = {"tokens": ids, "loss_mask": torch.ones(1, 10), **({"labels": ids} if labels_too else {})}
-    if packed:
-        batch["cu_seqlens"] = torch.tensor([0, 10])
-    resized = resize_batch(batch, 6, mode="reshape", remainder="overlap")
-    assert resized["loss_mask"].sum() == 10
-    if labels_too:
-        assert ((resized["labels"] == -100) == (resized["loss_mask"] == 0)).all()
+        assert padded[2].tolist() == [18, 19, ignored, ignored]
 
 
 @pytest.mark.parametrize("remainder", ["pad", "overlap"])
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *[
-            ("y", torch.int64),
-            ("target_ids", torch.int64),
-            ("decoder_target_ids", torch.int32),
-            ("labels", torch.float32),
-        ],
-        *[("targets", torch.float32), ("label", torch.float16), ("labels", torch.uint8)],
+        ("y", torch.int64),
+        ("target_ids", torch.int64),
+        ("decoder_target_ids", torch.int32),
+        ("labels", torch.float32),
+        ("label", torch.float16),
+        ("labels", torch.uint8),
     ],
 )
 def test_padding_of_what_may_be_labels_is_asked_for(name, dtype, remainder):

@@ -4,8 +4,6 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
@@ -43,24 +41,6 @@ def test_a_plan_serves_all_lengths(made, options):
     assert len(made) == 1
 
 
-def test_a_plan_is_made_for_each_signature(made):
-    batches = [
-        {"input_ids": IDS},
-        {"tokens": IDS},
-        {"input_ids": IDS.int()},
-        {"input_ids": IDS[:1]},
-        {"input_ids": IDS[:, :9]},
-        {"input_ids": IDS, "names": ["a", "b"]},
-        {"input_ids": IDS, "names": ["a", "b", "c"]},
-        {"input_ids": IDS, "names": "ab"},
-    ]
-    for batch in batches:
-        resize_batch(batch, 1)
-    for options in OPTIONS[1:]:
-        resize_batch(batches[0], 1, **options)
-    assert len(made) == len(batches) + len(OPTIONS) - 1
-
-
 def test_a_few_hundred_plans_are_kept(made):
     batches = [{"input_ids": IDS[:, :1].expand(2, length)} for length in range(1, 258)]
     for batch in [*batches[:256], batches[0]]:
@@ -68,15 +48,6 @@ def test_a_few_hundred_plans_are_kept(made):
     assert len(made) == len(plan._plans) == 256
     resize_batch(batches[256], 1, copy=False)
     assert len(plan._plans) == 1, "memory grows with each shape"
-
-
-def test_only_the_operator_that_runs_is_chosen(made, monkeypatch):
-    """A batch in pinned memory may be written by a backend that has no kernel for the host."""
-    chosen, choose = [], backends.choose
-    monkeypatch.setattr(backends, "choose", lambda *arguments: (chosen.append(arguments[0]), choose(*arguments))[1])
-    resize_batch({"input_ids": IDS}, 4, copy=False, backend="triton")
-    resize_batch({"input_ids": IDS}, 4, out={"input_ids": torch.empty_like(IDS)})
-    assert chosen == ["resize_batch_out"]
 
 
 def test_calls_that_differ_do_not_share_a_plan():
@@ -89,72 +60,6 @@ def test_calls_that_differ_do_not_share_a_plan():
     resize_batch({"labels": IDS}, 4, mode="reshape", remainder="pad")
     with pytest.raises(ValueError, match="pad_values must have a value for 'labels'"):
         resize_batch({"labels": IDS.byte()}, 4, mode="reshape", remainder="pad")
-
-
-def strided(shape, strides):
-    items = torch.arange(2 * torch.Size(shape).numel())
-    if strides == "gaps":
-        return items.view(*shape[:-1], 2 * shape[-1])[..., ::2]
-    if strides == "transposed":
-        return items[::2].view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
-    return items[::2].view(shape)
-
-
-STRIDES = ["contiguous", "gaps", "transposed"]
-METHODS = [
-    {},
-    {"keep_last_token": True},
-    {"mode": "reshape"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
-
-
-def outcome(batch, seq_len, options):
-    """The result's items, which of them are the batch's own, and which share its memory; or the error."""
-    try:
-        resized = resize_batch(batch, seq_len, **options)
-    except ValueError as error:
-        return str(error)
-    return [
-        (name, tensor.dtype, tensor.stride(), tensor.tolist(), tensor is batch[name], tensor._is_view())
-        for name, tensor in resized.items()
-    ]
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_known_plans_equal_new_ones(data):
-    """Batches of other strides and values share a plan."""
-    method, copy = data.draw(st.sampled_from(METHODS)), data.draw(st.booleans())
-    options = {**method, "copy": copy, "backend": data.draw(st.sampled_from([None, "native", "reference"]))}
-    masks = [[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]], [[1] * 6, [0, 0, 0, 1, 1, 1]], [[1] * 6, [0] * 6]
-    outcomes = []
-    for _ in range(2):
-        batch = {
-            "input_ids": strided((2, 6), data.draw(st.sampled_from(STRIDES))),
-            "attention_mask": torch.tensor(data.draw(st.sampled_from(masks))),
-            "inputs_embeds": strided((2, 6, 3), data.draw(st.sampled_from(STRIDES))).double(),
-            "class_weights": torch.ones(5 if "mode" not in method else 2),
-        }
-        if method.get("mode") == "flatten":
-            del batch["class_weights"]
-        length = data.draw(st.integers(1, 8))
-        outcomes.append((batch, length, outcome(batch, length, options)))
-    for batch, length, found in outcomes:
-        plan._plans.clear()
-        assert outcome(batch, length, options) == found
-
-
-@pytest.mark.parametrize("row", range(2))
-def test_views_of_a_row_that_begins_with_padding(row):
-    mask = torch.ones(2, 10)
-    for _ in range(2):
-        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
-    mask[row, 0] = 0
-    with pytest.raises(ValueError, match="copy must be True where rows of batch"):
-        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
 
 
 def test_gradients():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+from tests.support.cut_tokens import pieces_of
 
 IGNORED = -100
 ADDED = {
@@ -50,15 +51,6 @@ def batch_of(rows, told_by):
     return batch
 
 
-def cut_by_hand(rows, length):
-    """(tokens of the piece, is padding), one row after another."""
-    return [
-        [(min(length, size - start), padding) for start in range(0, size, length)]
-        for row in rows
-        for size, padding in row
-    ]
-
-
 @settings(deadline=None)
 @given(rows_of_runs(), st.integers(1, 14), st.sampled_from(["position_ids", "seq_idx", "cu_seqlens"]), st.booleans())
 def test_segments_are_those_of_lists_cut_by_hand(rows, length, told_by, keeps_first):
@@ -66,7 +58,8 @@ def test_segments_are_those_of_lists_cut_by_hand(rows, length, told_by, keeps_fi
     before = {name: value.clone() for name, value in batch.items()}
     options = {"boundaries": "cu_seq_lens", "documents": 5, "keep_first_labels": keeps_first}
     resized, info = resize_batch(batch, length, mode="segments", return_info=True, **options)
-    pieces = [piece for run in cut_by_hand(rows, length) for piece in run]
+    runs = [run for row in rows for run in row]
+    pieces = [(len(piece), padding) for size, padding in runs for piece in pieces_of(range(size), length)]
     shape = batch["input_ids"].shape
 
     places = torch.tensor([place for size, _ in pieces for place in range(size)]).view(shape)

@@ -98,22 +98,21 @@ def test_a_resumed_training_has_the_same_learning_rates_to_the_bit(make, tmp_pat
 
 
 def test_a_state_of_another_configuration_raises_and_changes_nothing():
-    schedule = token_lr(made_optimizer())
-    before = schedule.state_dict()
-    for name, value in {"warmup_tokens": 99, "decay_tokens": 301, "final": 0.2, "decay": "linear"}.items():
-        state = token_lr(made_optimizer(), **{name: value}).state_dict()
-        with pytest.raises(ValueError, match=f"another configuration: {name} is {value!r} in the state"):
-            schedule.load_state_dict({**state, "tokens": 7})
-    with pytest.raises(ValueError, match="must have the entries"):
-        schedule.load_state_dict({"tokens": 7})
-    assert schedule.state_dict() == before
-    stepped = cosine_lr(made_optimizer())
-    with pytest.raises(ValueError, match="tokens_per_step is 16 in the state, 17 here"):
-        cosine_lr(made_optimizer(), 17).load_state_dict(stepped.state_dict())
-    before = stepped.state_dict()
-    with pytest.raises(ValueError, match="must have the entries"):
-        stepped.load_state_dict({"tokens": 7})
-    assert stepped.state_dict() == before
+    others = {
+        name: token_lr(made_optimizer(), **{name: value})
+        for name, value in {"warmup_tokens": 99, "decay_tokens": 301, "final": 0.2, "decay": "linear"}.items()
+    }
+    for schedule, refused in (
+        (token_lr(made_optimizer()), others),
+        (cosine_lr(made_optimizer()), {"tokens_per_step": cosine_lr(made_optimizer(), 17)}),
+    ):
+        before = schedule.state_dict()
+        for name, other in refused.items():
+            with pytest.raises(ValueError, match=f"another configuration: {name} is"):
+                schedule.load_state_dict({**other.state_dict(), "tokens": 7})
+        with pytest.raises(ValueError, match="must have the entries"):
+            schedule.load_state_dict({"tokens": 7})
+        assert schedule.state_dict() == before
 
 
 def wrong_states(state):
@@ -253,39 +252,30 @@ def test_rates_without_a_source_stay_at_the_start_of_a_training():
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])
 def test_a_step_needs_a_number_or_a_source(make):
     schedule = make(made_optimizer())
-    with pytest.raises(ValueError, match="n must be the number of tokens of the step, got None"):
-        schedule.step()
-    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
-        schedule.step(-1)
+    for count in (None, -1):
+        with pytest.raises(ValueError, match="n must be"):
+            schedule.step(count)
     assert schedule.tokens == 0
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "error", "name"),
     [
-        ({"warmup_tokens": 0.1}, r"warmup_tokens must be 0 or at least 1, because it counts tokens, got"),
-        ({"warmup_tokens": -1}, "warmup_tokens must be 0 or at least 1"),
-        ({"decay_tokens": 99}, "decay_tokens must be at least 1 and at least warmup_tokens, got 99"),
-        ({"warmup_tokens": 0, "decay_tokens": 0}, "decay_tokens must be at least 1"),
-        ({"final": 1.5}, r"final must be a share of the peak, from 0 to 1, got 1\.5"),
-        ({"decay": "exponential"}, "decay must be one of cosine, linear, got 'exponential'"),
+        ({"warmup_tokens": 0.1}, ValueError, "warmup_tokens"),
+        ({"warmup_tokens": -1}, ValueError, "warmup_tokens"),
+        ({"decay_tokens": 99}, ValueError, "decay_tokens"),
+        ({"warmup_tokens": 0, "decay_tokens": 0}, ValueError, "decay_tokens"),
+        ({"final": 1.5}, ValueError, "final"),
+        ({"decay": "exponential"}, ValueError, "decay"),
+        *(({name: "1"}, TypeError, name) for name in ("warmup_tokens", "decay_tokens", "final")),
     ],
 )
-def test_a_number_out_of_range_raises(settings, message):
+def test_bad_settings(settings, error, name):
     optimizer = made_optimizer()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(error, match=f"^{name} must"):
         token_lr(optimizer, **settings)
     assert [group["lr"] for group in optimizer.param_groups] == list(PEAKS)
-
-
-@pytest.mark.parametrize("name", ["warmup_tokens", "decay_tokens", "final"])
-def test_what_is_no_number_raises(name):
-    with pytest.raises(TypeError, match=f"^{name} must be a real number, got str"):
-        token_lr(made_optimizer(), **{name: "1"})
-
-
-def test_no_tokens_for_each_step_raise():
-    with pytest.raises(ValueError, match="tokens_per_step must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="tokens_per_step"):
         cosine_lr(made_optimizer(), 0)
 
 
@@ -303,16 +293,6 @@ def test_learning_rates_in_tensors_stay_the_same_tensors(make):
         expected.step(count)
         assert optimizer.param_groups[0]["lr"] is rate
         torch.testing.assert_close(rate.item(), plain.param_groups[0]["lr"])
-
-
-def test_a_count_of_steps_for_accelerate():
-    """While gradients accumulate, Accelerate adds to the attribute and makes no step."""
-    schedule = cosine_lr(made_optimizer())
-    before = schedule.get_last_lr()
-    for _ in range(3):
-        schedule._step_count += 1
-    assert schedule._step_count == 3
-    assert schedule.get_last_lr() == before
 
 
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])
@@ -334,10 +314,3 @@ def test_accelerate_prepares_it(make):
     counts = [0, *COUNTS, 0, *COUNTS]
     pairs = [first + second for first, second in zip(counts[::2], counts[1::2], strict=True)]
     assert rates[::2] == rates[1::2] == trained(plain, make(plain), pairs)
-
-
-def test_the_rate_halfway_between_warmup_and_end():
-    optimizer = made_optimizer([2.0])
-    schedule = sw.TokenLR(optimizer, warmup_tokens=100, decay_tokens=300, final=0.1, decay="linear")
-    schedule.step(200)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * 0.55)

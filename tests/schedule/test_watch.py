@@ -131,10 +131,8 @@ def test_lost_labels_are_reported_at_the_full_length():
     ids=str,
 )
 def test_labels_that_cannot_be_lost(schedule, labels):
-    batch = (
-        labels if "input_ids" in labels else {"input_ids": tokens().to(next(iter(labels.values())).device), **labels}
-    )
-    silent(resize_often, schedule, 20, batch=batch)
+    ids = tokens().to(next(iter(labels.values())).device)
+    silent(resize_often, schedule, 20, batch={"input_ids": ids, **labels})
 
 
 @pytest.mark.parametrize("labels", [{}, {"labels": torch.ones(2, 16, dtype=torch.int64)}, {"labels": torch.ones(2)}])
@@ -143,27 +141,21 @@ def test_a_schedule_with_an_effect_is_silent(schedule, labels):
     assert schedule.listeners == []
 
 
-def test_assigning_the_progress_is_a_step(schedule):
-    def assign():
-        for progress in range(20):
-            schedule.resize({"input_ids": tokens()})
-            schedule.progress = progress
-
-    silent(assign)
-
-
 def test_the_full_length_needs_no_watch():
     for schedule in (SequenceLengthScheduler(16, 16, duration=1000), SequenceLengthScheduler(4, 16, duration=0)):
         silent(resize_often, schedule, 1, steps=0)
         assert schedule.listeners == []
 
 
-def test_a_schedule_that_only_tells_lengths_is_silent(schedule):
-    def step():
+def test_assigned_progress_is_a_step_and_lengths_alone_need_no_batch(schedule):
+    def train():
         for _ in range(20):
             schedule.step()
+        for progress in range(20):
+            schedule.resize({"input_ids": tokens()})
+            schedule.progress = progress
 
-    silent(step)
+    silent(train)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda schedule: pickle.loads(pickle.dumps(schedule))])

@@ -95,18 +95,11 @@ def test_the_first_validation_past_the_end_is_the_last_that_counts():
     assert found.accepted.then(Validation(60 * 120, 800.0)) is found.accepted
 
 
-def test_an_error_in_a_trial_closes_the_iterator_and_is_raised():
-    toy = Formula(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        tune(toy)
-    assert toy.closed == [(8, 200)]
-
-
 class Closable:
     """An iterator that is no generator."""
 
-    def __init__(self, end):
-        self.validations, self.closed = iter([Validation(0, 9.0), Validation(end, 8.0)]), False
+    def __init__(self, validations):
+        self.validations, self.closed = iter(validations), False
 
     def __iter__(self):
         return self
@@ -120,8 +113,10 @@ class Closable:
 
 def test_every_iterator_is_closed():
     made = []
-    tune(lambda scheduler, end: made.append(Closable(end)) or made[-1])
-    assert made
+    tune(lambda scheduler, end: made.append(Closable([Validation(0, 9.0), Validation(end, 8.0)])) or made[-1])
+    with pytest.raises(ZeroDivisionError):  # also where a trial fails
+        tune(lambda *_: made.append(Closable(1 / progress for progress in (0,))) or made[-1])
+    assert len(made) > 1
     assert all(each.closed for each in made)
 
 
@@ -130,15 +125,10 @@ def draw():
 
 
 def test_every_random_stream_is_seeded_before_a_trial():
-    streams = {}
-
-    def run_trial(scheduler, end):
-        streams.setdefault(seed, []).append(draw())
-        return [Validation(0, 5.0), Validation(end, 4.0)]
-
-    for seed in (0, 1):
+    streams = {0: [], 1: []}
+    for seed, drawn in streams.items():
         draw()
-        tune(run_trial, seed=seed)
+        tune(lambda *_, to=drawn: to.append(draw()) or [Validation(0, 5.0), Validation(120, 4.0)], seed=seed)
     assert len(streams[0]) > 1
     assert [len(set(of_seed)) for of_seed in streams.values()] == [1, 1]
     assert all(one != other for one, other in zip(streams[0][0], streams[1][0], strict=True))

@@ -62,13 +62,10 @@ def test_the_schedule_found():
     assert found.scheduler().progress == 0
 
 
-def test_longer_durations_if_no_length_is_stable_at_the_shortest():
+def test_other_regions():
     found = tune(Formula(lambda length, duration: 500 <= duration <= 800))
     assert (found.min_seq_length, found.duration) == (8, 800)
     assert [trial.duration for trial in found.trials[:5]] == [200] * 5
-
-
-def test_the_longest_candidate_says_so():
     found = tune(Formula(lambda length, duration: True))
     assert (found.min_seq_length, found.duration) == (8, 1000)
     assert found.is_longest
@@ -90,19 +87,14 @@ def test_the_threshold(max_rise, longest):
     assert tune(toy, max_rise=max_rise).duration == longest
 
 
-def test_default_durations_are_multiples_of_a_trial():
-    found = tune(Formula(lambda length, duration: True), durations=None, multiples=2.5)
+def test_default_candidates():
+    """Durations are multiples of a trial, whose end is exact, and lengths are below the full one."""
+    found = tune(Formula(lambda *_: True), durations=None, multiples=2.5, max_seq_length=32)
     assert found.configuration.end == 100
     assert found.configuration.durations == tuple(range(100, 1601, 100))
-
-
-def test_the_end_of_a_trial_is_exact():
+    assert found.configuration.min_seq_lengths == (8, 16)
     found = tune(Formula(lambda *_: True, every=5), multiples=2.2, learning_rate_warmup=25)
     assert found.configuration.end == 55, "as floats, 2.2 · 25 is above 55"
-
-
-def test_lengths_that_are_not_below_the_full_one_are_left_out():
-    assert tune(Formula(lambda *_: True), max_seq_length=32).configuration.min_seq_lengths == (8, 16)
 
 
 @pytest.mark.slow
@@ -234,11 +226,9 @@ def test_a_folder_with_other_files_is_refused_and_keeps_them(tmp_path):
     with pytest.raises(ValueError, match="folder"):
         tune(Formula(pytest.fail), folder=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex.partial"]
-
-
-def test_a_partial_first_file_does_not_block_a_folder(tmp_path):
-    (tmp_path / "configuration.json.0123456789abcdef.partial").write_text("{")
-    assert tune(Formula(region), folder=tmp_path).duration == 700
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "configuration.json.0123456789abcdef.partial").write_text("{")  # its own first file
+    assert tune(Formula(region), folder=tmp_path / "killed").duration == 700
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"validations": []}', '{"validations": [{"progress": 1}]}'])
