@@ -18,9 +18,9 @@ from seqwarm_kernels.tuning.configuration import SearchConfiguration
 from seqwarm_kernels.tuning.figure import search_figure
 from seqwarm_kernels.tuning.trial import Trial
 from seqwarm_kernels.tuning.tune_schedule import RESULT
-from seqwarm_kernels.utils.figures import save_both
 from seqwarm_kernels.utils.run_folder import CONFIGURATION
 
+from .common.figures import save_both
 from .common.records import markdown, write
 
 if TYPE_CHECKING:

@@ -200,12 +200,12 @@ def test_a_search():
     figure = shown.tuning_figure(line)
     check_readable(figure)
     perplexities, _ = figure.axes
-    labels = [text.get_text() for text in perplexities.texts]
+    *labels, limit = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sorted(labels)[-1] == "from 8 over 92,160: fluctuates"
     assert sum(label.endswith("found") for label in labels) == 1
     trials = [each for each in perplexities.lines if not each.get_label().startswith("_")]
     assert [len(each.get_ydata()) for each in trials] == [len(each["validations"]) for each in line["trials"]]
-    assert any("limit: 1.3 times the best before" in text for text in texts_of(figure))
+    assert limit == "limit: 1.3 times the best before"
     crosses = [each for axes in figure.axes for each in axes.lines if each.get_marker() == "x"]
     assert len(crosses) == 2 * sum(trial["outcome"] == "fluctuates" for trial in line["trials"])
 

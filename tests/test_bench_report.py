@@ -29,7 +29,7 @@ from bench.gpu.steps import step_record
 from bench.report import FIGURES
 from experiments import gpu as training
 from experiments.stability.command import RECORDS as STABILITY
-from seqwarm_kernels.utils.figures import LIGHT, style
+from seqwarm_kernels.utils.figures import style
 
 from .support.figures import check_looks, check_readable
 
@@ -62,18 +62,18 @@ def drawn(monkeypatch):
     """Figures for light pages, laid out in place of being written."""
     found = []
 
-    def png(draw, theme):
-        if theme == LIGHT:
+    def png(draw, dark=False):
+        if not dark:
             with style():
                 found.append(draw())
         return b""
 
-    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", png)
+    monkeypatch.setattr("bench.common.figures.png", png)
     return found
 
 
 def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", lambda draw, theme: b"")  # test_bench_figures draws them
+    monkeypatch.setattr("bench.common.figures.png", lambda draw, dark=False: b"")  # test_bench_figures draws them
     sections = re.split("\n## (?=On a GPU|cpu)", run_bench("report", "--figures", tmp_path))
     reported = {section.removeprefix("## ").partition("\n")[0]: section for section in sections}
     files = sorted(RESULTS.glob("*.jsonl"))

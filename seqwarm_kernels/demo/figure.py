@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..utils.figures import ink, label_lines, mark, new_figure, plot
+from ..utils.figures import FULL_LENGTH, WITH_WARMUP, ink, name_lines, new_figure, plot_run
 from .records import BASELINE, WARMUP, Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABELS = {BASELINE: "full length throughout", WARMUP: "sequence-length warmup"}
+LABELS = {BASELINE: FULL_LENGTH, WARMUP: WITH_WARMUP}
 
 #: The losses of interest are at the end. The first steps would squeeze them into the last tenth of the axis.
 FIRST_SHOWN_SHARE = 0.1
@@ -27,14 +27,14 @@ def progress_figure(comparison: Comparison, lengths: Lengths, seed: int) -> Figu
     losses, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 2))
     for records in (comparison.baseline, comparison.warmup):
         tokens = [each.tokens / 1e6 for each in records]
-        plot(losses, LABELS[records[0].run], tokens, [each.validation_loss for each in records])
+        plot_run(losses, LABELS[records[0].run], tokens, [each.validation_loss for each in records])
     losses.set_ylim(_loss_limits(comparison))
     losses.set_ylabel("validation loss at the full length\n(nats per byte)")
-    mark(losses, "final loss at the full length", y=comparison.target, at=0.02)
+    losses.axhline(comparison.target, color=ink(), linestyle=":", label="final loss at the full length")
     _mark_crossings(losses, comparison)
     _draw_lengths(below, comparison, lengths)
     below.set_xlabel("million tokens trained on")
-    label_lines([losses, below], bold=LABELS[WARMUP])
+    name_lines(figure)
     figure.suptitle(f"A small GPT with and without sequence-length warmup, seed {seed} (lower is better)")
     return figure
 
@@ -68,6 +68,5 @@ def _draw_lengths(axes: Axes, comparison: Comparison, lengths: Lengths) -> None:
     warmup = [*lengths, (end, full)]
     for run, points in ((BASELINE, [(0, full), (end, full)]), (WARMUP, warmup)):
         tokens, of_run = zip(*points, strict=True)
-        shown = {"marker": "none", "drawstyle": "steps-post"}
-        plot(axes, LABELS[run], [count / 1e6 for count in tokens], of_run, **shown)
+        plot_run(axes, LABELS[run], [count / 1e6 for count in tokens], of_run, marker="none", drawstyle="steps-post")
     axes.set(ylabel="sequence length\n(tokens)", ylim=(0, 1.15 * full), xlim=(0, None))
