@@ -50,7 +50,7 @@ def share_figure(reaches: Sequence[Reach]) -> Figure:
     table = np.vstack([shares, shares.mean(0, keepdims=True)])
     figure = new_figure(max(1.1 * len(reaches) + 2.2, 6), 0.36 * len(shares) + 1.7)
     axes = figure.subplots()
-    colors = LinearSegmentedColormap.from_list("shares", [page(), to_rgba(ACCENT, 0.7)])
+    colors = LinearSegmentedColormap.from_list("shares", [to_rgba(page()), to_rgba(ACCENT, 0.7)])
     axes.imshow(table, colors, vmin=0, vmax=1, aspect="auto")
     for (row, column), share in np.ndenumerate(table):
         axes.text(column, row, percent(share), ha="center", va="center", fontsize=LABEL_SIZE)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.records import read
+from seqwarm_kernels.diagnostics.records import without_nan
 from seqwarm_kernels.utils.files import write_atomically
-from seqwarm_kernels.utils.json_values import without_nan
 
 
 def write(path: Path, environment: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> None:

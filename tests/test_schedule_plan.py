@@ -121,13 +121,6 @@ def test_json():
     assert plan["model"] == {"layers": 2, "hidden_size": 16, "vocab_size": 100}
 
 
-def test_numbers_below_1():
-    with pytest.raises(ValueError, match="hidden_size must be at least 1, got 0"):
-        ModelSize(2, 0, 100)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        plan_schedule(SequenceLengthScheduler(duration=10), 10, 0, MODEL)
-
-
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
 def test_figure(unit):
     support = pytest.importorskip("tests.support.figures")
@@ -164,7 +157,7 @@ def test_figure(unit):
 
 def test_the_command(capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    figure = tmp_path / "plan.png"
+    figure = tmp_path / "new" / "plan.png"
     assert main(["plan", "--duration", "300", "--root", "2", "--figure", str(figure)]) == 0
     printed = capsys.readouterr().out
     assert "fewer than as many steps at full length" in printed
@@ -210,8 +203,3 @@ def test_what_ranks_exchange(capsys):
 def test_without_ranks_nothing_is_exchanged(capsys):
     assert main(["plan", "--duration", "300", "--json"]) == 0
     assert "exchanges" not in json.loads(capsys.readouterr().out)
-
-
-def test_bad_total():
-    with pytest.raises(ValueError, match="total must be at least 1 step, got 0"):
-        plan_schedule(SequenceLengthScheduler(8, 64, duration=10), 0, 1, MODEL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import CommandError, Result, add_figure, check_figure, usage_errors
+from .common import CommandError, Result, add_figure, usage_errors
 
 HELP = "show which share of the keys each head of ALiBi attention visits"
 EXAMPLES = """\
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
-        check_figure(arguments.figure)
         from ..attention.reach import ReachSettings, measure_reach
 
         names = ("heads", "length", "head_dim", "window", "skip_tolerance", "score_std", "seed")

@@ -45,7 +45,7 @@ def reach_figure(reach: Reach) -> Figure:
     rows = -(-len(reach.slopes) // columns)
     figure = new_figure(max(2 * columns, 6) + 0.8, 2.35 * rows + 1.4)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    colors = ListedColormap([page(), to_rgba(QUIET, 0.35), ACCENT])
+    colors = ListedColormap([to_rgba(page()), to_rgba(QUIET, 0.35), to_rgba(ACCENT)])
     length, shares = reach.settings.length, reach.shares()
     extent = (0, length, length, 0)
     for axes, head in zip(panels.flat, steepest_first(reach), strict=False):

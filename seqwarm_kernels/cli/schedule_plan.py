@@ -8,7 +8,6 @@ from typing import Any
 
 from ..schedule.milestones import Milestone
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,6 @@ class ModelSize:
     layers: int
     hidden_size: int
     vocab_size: int
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden_size", "vocab_size"):
-            check_int(name, getattr(self, name), minimum=1)
 
     def __str__(self) -> str:
         return (
@@ -84,9 +79,6 @@ class SchedulePlan:
 
 def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: int, model: ModelSize) -> SchedulePlan:
     """The plan of a run of `total` units, the ramp included, with `batch_size` rows in each step."""
-    if total < 1:
-        raise ValueError(f"total must be at least 1 {scheduler.unit}, got {total}")
-    check_int("batch_size", batch_size, minimum=1)
     stages = _stages(scheduler.milestones(), total, scheduler.unit, batch_size)
     longest = scheduler.max_seq_length
     tokens, steps = sum(stage.tokens for stage in stages), sum(stage.steps for stage in stages)

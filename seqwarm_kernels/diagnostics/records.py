@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..utils.checks import check_int, check_real, check_state_entries
-from ..utils.json_values import without_nan
 
 
 @dataclass(frozen=True)
@@ -91,3 +90,12 @@ class LossHistory:
         for name in ("min_loss", "max_loss_ratio"):
             checked[name] = None if state_dict[name] is None else check_real(name, state_dict[name])
         vars(self).update(checked)
+
+
+def without_nan(value: Any) -> Any:
+    """The value, whatever it holds, with None in place of each NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: without_nan(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention.slopes import alibi_slopes
-from ..utils.checks import check_dense, check_has_values, check_int
+from ..utils.checks import check_dense, check_int
 
 
 def balanced_slopes(num_heads: int, num_ranks: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -84,7 +84,6 @@ def rank_work(attended_share: Tensor, num_ranks: int) -> RankWork:
         got = getattr(attended_share, "dtype", type(attended_share).__name__)
         raise TypeError(f"attended_share must be a floating-point tensor, got {got}")
     check_dense("attended_share", attended_share)
-    check_has_values("attended_share", attended_share)
     if attended_share.dim() not in (1, 2) or not attended_share.numel():
         raise ValueError(f"attended_share must be (heads,) or (batch, heads), got {tuple(attended_share.shape)}")
     if not ((attended_share >= 0) & (attended_share <= 1)).all():

@@ -93,5 +93,6 @@ def name_lines(figure: Figure) -> None:
 
 def write_figure(draw: Callable[[], Figure], path: Path) -> None:
     """Write a figure in the format of the suffix of `path`, such as .png or .svg."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with style(), open_atomically(path) as file:
         draw().savefig(file, format=path.suffix[1:])

@@ -28,9 +28,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def how_it_was_made(command_line: str, settings: Mapping[str, object]) -> str:
     """A table of everything that is needed to make the page again."""
-    values = {"command": f"`{command_line}`", **settings, "versions": versions()}
+    versions = f"seqwarm_kernels {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    values = {"command": f"`{command_line}`", **settings, "versions": versions}
     return table(["setting", "value"], [[name, str(value)] for name, value in values.items()])
-
-
-def versions() -> str:
-    return f"seqwarm_kernels {__version__}, torch {torch.__version__}, Python {platform.python_version()}"

@@ -135,7 +135,6 @@ def test_a_run_is_never_overwritten_or_continued_with_another_setting_or_text(de
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        (["--steps", 0], "steps"),
         (["--seq-length", 8], "seq_length"),
         (["--width", 130], "width"),
         (["--device", "tpu"], "device"),

@@ -184,12 +184,9 @@ def test_tokens_and_samples_are_counted():
     model, mask = Model(), torch.ones(2, 16, dtype=torch.int64)
     mask[1, 3:] = 0
     attachment = scheduler().attach(model)
-    assert attachment.has_unseen is False
     model(tokens(), attention_mask=mask)
     model(tokens())
-    assert attachment.has_unseen is True
     assert attachment.take_seen() == (7 + 8, 4)
-    assert attachment.has_unseen is False
     assert attachment.take_seen() == (0, 0)
 
 
@@ -324,8 +321,6 @@ def test_two_processes_train_as_one(wrapping):
 
 def test_bad_input():
     model, schedule = Model(), scheduler()
-    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got function"):
-        schedule.attach(tokens)
     with pytest.raises(TypeError, match="resize_options must not hold return_info"):
         schedule.attach(model, return_info=True)
     schedule.attach(model)
