@@ -205,15 +205,10 @@ def test_runs_receive_what_the_formula_says():
 # ---- the table
 
 
-def test_the_title_counts_in_the_singular():
-    title = Exchanges(ContextSize(1, 1, 64, 1024, 1, batch_size=2), (0,)).table().splitlines()[0]
-    assert title.endswith("1 head, 1 key head of 64, 1,024 tokens on 1 rank, 2 rows, 16 bits")
-
-
 def test_the_table_and_what_is_not_possible():
     exchanges = Exchanges(ContextSize(12, 12, 64, 1024, 8), (64,) * 11 + (512,))
     title, header, ring, gather, ulysses, halo, note = exchanges.table().splitlines()
-    assert title.endswith("12 heads, 12 key heads of 64, 1,024 tokens on 8 ranks, 1 row, 16 bits")
+    assert title.endswith("heads: 12, key heads: 12, head_dim: 64, tokens: 1,024, ranks: 8, rows: 1, bits: 16")
     assert header.split() == ["forward", "backward", "times", "fewer", "than", "a", "ring"]
     assert ring.split() == ["ring", "2.75", "MB", "5.9", "MB", "1.0"]
     assert gather.split() == ["all-gather", "2.75", "MB", "2.75", "MB", "1.6"]

@@ -179,9 +179,9 @@ class Exchanges:
     def table(self) -> str:
         size, ring = self.size, self.size.ring()
         lines = [
-            f"A rank receives in each layer: {counted(size.heads, 'head')}, {counted(size.key_heads, 'key head')} of "
-            f"{size.head_dim}, {counted(size.length, 'token')} on {counted(size.ranks, 'rank')}, "
-            f"{counted(size.batch_size, 'row')}, {8 * size.bytes_per_element} bits",
+            f"A rank receives in each layer, with heads: {size.heads}, key heads: {size.key_heads}, head_dim: "
+            f"{size.head_dim}, tokens: {size.length:,}, ranks: {size.ranks}, rows: {size.batch_size}, bits: "
+            f"{8 * size.bytes_per_element}",
             f"{'':12}{'forward':>14}{'backward':>14}{'times fewer than a ring':>26}",
         ]
         for name, volume in self.volumes().items():
@@ -193,10 +193,6 @@ class Exchanges:
         widths = f"{min(self.widths):,} to {max(self.widths):,}"
         lines.append(f"The halo is about {widths} tokens wide by key head, for random normal queries and keys.")
         return "\n".join(lines)
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def megabytes(count: int) -> str:

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from ..utils.figures import FULL_LENGTH, WITH_WARMUP, name_lines, new_figure, plot_run
-from .schedule_plan import PlannedStage, SchedulePlan
+from .schedule_plan import SchedulePlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +44,7 @@ def plan_figure(plan: SchedulePlan) -> Figure:
 
     figure = new_figure(8, 5.6)
     lengths, amounts = figure.subplots(2, 1, sharex=True)
-    end = plan.stages[-1].progress + _units_of(plan.stages[-1], plan.unit)
-    progress = [*(stage.progress for stage in plan.stages), end]
+    end, progress = plan.end, [*(stage.progress for stage in plan.stages), plan.end]
     longest = plan.stages[-1].seq_length
     options = {"marker": "none", "drawstyle": "steps-post"}
     plot_run(lengths, FULL_LENGTH, [0, end], [longest, longest], **options)
@@ -64,9 +63,3 @@ def plan_figure(plan: SchedulePlan) -> Figure:
         axis.set_major_formatter(EngFormatter())  # 20 k, 5 M
     name_lines(figure)
     return figure
-
-
-def _units_of(stage: PlannedStage, unit: str) -> int:
-    if unit == "sample":
-        return stage.tokens // stage.seq_length
-    return stage.steps if unit == "step" else stage.tokens
