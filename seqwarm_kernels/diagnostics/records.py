@@ -40,7 +40,9 @@ class StepRecord:
 
     def to_json(self) -> str:
         """One line of JSON. NaN and infinity, which JSON cannot represent, become null."""
-        return json.dumps(without_nan(self.numbers()), allow_nan=False)
+        numbers = self.numbers()
+        finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+        return json.dumps({**dict.fromkeys(numbers), **finite})
 
 
 #: Names that the caller's own numbers must not have.
@@ -90,12 +92,3 @@ class LossHistory:
         for name in ("min_loss", "max_loss_ratio"):
             checked[name] = None if state_dict[name] is None else check_real(name, state_dict[name])
         vars(self).update(checked)
-
-
-def without_nan(value: Any) -> Any:
-    """The value, whatever it holds, with None in place of each NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: without_nan(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

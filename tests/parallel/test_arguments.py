@@ -38,8 +38,8 @@ def batch():
     return {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
 
 
-def sharded_by(model, by):
-    with parallel.sharded_by(model, by):
+def sharded_by(by):
+    with parallel.sharded_by(model(), by):
         pass
 
 
@@ -58,10 +58,13 @@ def packed(**more):
 ATTENTION = {"halo": None, "dropout_p": 0.0, "return_lse": False, "backend": "reference"}
 
 CALLS = {
-    "ContextBatches": (parallel.ContextBatches, lambda: {"model": model(), "shift_labels": True}),
+    "ContextBatches": (
+        lambda shift_labels: parallel.ContextBatches(model(), shift_labels=shift_labels),
+        lambda: {"shift_labels": True},
+    ),
     "ContextBatches.call": (lambda batch: parallel.ContextBatches(model())(batch), lambda: {"batch": batch()}),
     "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
-    "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2, "device": "cpu"}),
+    "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2}),
     "context_attention": (parallel.context_attention, lambda: dense(**ATTENTION)),
     "context_attention_varlen": (parallel.context_attention_varlen, lambda: packed(**ATTENTION)),
     "halo_widths": (
@@ -70,12 +73,12 @@ CALLS = {
     ),
     "heads_to_tokens": (parallel.heads_to_tokens, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
     "local_heads": (parallel.local_heads, lambda: {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh()}),
-    "rank_work": (parallel.rank_work, lambda: {"attended_share": torch.rand(2, 4), "num_ranks": 2}),
+    "rank_work": (lambda num_ranks: parallel.rank_work(torch.rand(2, 4), num_ranks), lambda: {"num_ranks": 2}),
     "shard_sequence": (
         parallel.shard_sequence,
         lambda: {"batch": batch(), "mesh": mesh(), "seq_len": 4, "by": "tokens", "shift_labels": True},
     ),
-    "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
+    "sharded_by": (sharded_by, lambda: {"by": "rows"}),
     "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
 }
 
