@@ -75,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_arguments(subparser)
         subparser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
         subparser.set_defaults(run=command.run)
-    completion.add_argument(parser)
+    completion.add_argument(parser, commands.choices.values())
     return parser
 
 
