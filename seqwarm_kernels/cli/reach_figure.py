@@ -40,6 +40,7 @@ def visited_tiles(reach: Reach, head: int) -> np.ndarray:
 def reach_figure(reach: Reach) -> Figure:
     """The tiles that each head visits, from the steepest to the flattest slope."""
     from matplotlib.colors import ListedColormap, to_rgba
+    from matplotlib.patches import Patch
 
     columns = min(6, len(reach.slopes))
     rows = -(-len(reach.slopes) // columns)
@@ -62,7 +63,9 @@ def reach_figure(reach: Reach) -> Figure:
         axes.set_axis_off()
     figure.supxlabel(f"key (random queries and keys of {reach.settings.head_dim} components)", fontsize=10)
     figure.supylabel("query", fontsize=10)
-    _tile_legend(figure)
+    patches = [Patch(color=ACCENT), Patch(color=QUIET, alpha=0.35), Patch(facecolor=page(), edgecolor=ink())]
+    names = ["visited", "skipped: too far to matter", "hidden from the query"]
+    figure.legend(patches, names, loc="outside upper center", ncols=3)
     return figure
 
 
@@ -72,11 +75,3 @@ def percent(share: float) -> str:
 
 def head_title(reach: Reach, head: int) -> str:
     return f"head {head}, slope {reach.slopes[head]:.3g}"
-
-
-def _tile_legend(figure: Figure) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=ACCENT), Patch(color=QUIET, alpha=0.35), Patch(facecolor=page(), edgecolor=ink())]
-    names = ["visited", "skipped: too far to matter", "hidden from the query"]
-    figure.legend(patches, names, loc="outside upper center", ncols=3)

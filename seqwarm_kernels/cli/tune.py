@@ -145,14 +145,14 @@ def _load_function(name: str) -> Any:
 
 
 def _write_report(found: Search, figure: Path, command_line: str) -> None:
-    from ..utils.report_page import how_it_was_made, image, table, write_page
+    from ..utils.report_page import how_it_was_made, table, write_page
 
     found.figure(figure)
     head, *rows = found.rows()
     parts = [
         found.outcome(),
         found.configuration.rule(),
-        image("Validation perplexity of every trial, and its rises", figure),
+        f"![Validation perplexity of every trial, and its rises](<{figure.name}>)",
         table(head, rows),
         f"## How it was made\n\n{how_it_was_made(command_line, found.configuration.flat())}",
     ]

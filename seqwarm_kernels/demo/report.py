@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..utils.figures import FULL_LENGTH, WITH_WARMUP, ink, name_lines, new_figure, plot_run, write_figure
-from ..utils.report_page import how_it_was_made, image, table, write_page
+from ..utils.report_page import how_it_was_made, table, write_page
 from ..utils.run_folder import RunFolder
 from .records import BASELINE, WARMUP, Comparison, Crossing, Record, full_length_speed
 from .settings import Settings
@@ -27,12 +27,11 @@ FIRST_SHOWN_SHARE = 0.1
 def write_report(
     folder: RunFolder, settings: Settings, corpus: Corpus, comparison: Comparison, command_line: str
 ) -> None:
-    figure = folder.path / FIGURE
-    write_figure(lambda: progress_figure(comparison, settings), figure)
+    write_figure(lambda: progress_figure(comparison, settings), folder.path / FIGURE)
     made_by = {"text": corpus.describe(), **asdict(settings)}
     parts = [
         f"**{comparison.headline()}**",
-        image("Validation loss and sequence length against tokens", figure),
+        f"![Validation loss and sequence length against tokens](<{FIGURE}>)",
         result_table(comparison),
         f"## How to read it\n\n{_explanation(settings)}",
         f"## How it was made\n\n{how_it_was_made(command_line, made_by)}",

@@ -16,11 +16,6 @@ def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
     write_atomically(path, "\n\n".join([f"# {title}", *filter(None, parts)]).encode() + b"\n")
 
 
-def image(shows: str, figure: Path) -> str:
-    """A figure in the folder of the page."""
-    return f"![{shows}](<{figure.name}>)"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
