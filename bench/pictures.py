@@ -13,11 +13,12 @@ import numpy as np
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.attention.reach import Reach, ReachSettings, measure_reach
 from seqwarm_kernels.cli.plan_report import plan_figure
-from seqwarm_kernels.cli.reach_figure import head_title, mixed, percent, reach_figure, steepest_first
+from seqwarm_kernels.cli.reach_figure import head_title, percent, reach_figure, steepest_first
 from seqwarm_kernels.cli.schedule_plan import ModelSize, plan_schedule
-from seqwarm_kernels.utils.figures import ACCENT, LABEL_SIZE, ink, new_figure, page, save_both
+from seqwarm_kernels.utils.figures import ACCENT, ink, new_figure, page
 
 from .allocator import replay
+from .common.figures import LABEL_SIZE, save_both
 from .common.records import FIGURES
 
 if TYPE_CHECKING:
@@ -42,14 +43,14 @@ def main(arguments: argparse.Namespace) -> None:
 
 def share_figure(reaches: Sequence[Reach]) -> Figure:
     """The share of the visible keys that each head visits at each length: a map of heads by lengths."""
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
     first = reaches[0]
     shares = np.array([reach.shares() for reach in reaches]).T[steepest_first(first)]
     table = np.vstack([shares, shares.mean(0, keepdims=True)])
     figure = new_figure(max(1.1 * len(reaches) + 2.2, 6), 0.36 * len(shares) + 1.7)
     axes = figure.subplots()
-    colors = LinearSegmentedColormap.from_list("shares", [page(), mixed(ACCENT, 0.7)])
+    colors = LinearSegmentedColormap.from_list("shares", [to_rgba(page()), to_rgba(ACCENT, 0.7)])
     axes.imshow(table, colors, vmin=0, vmax=1, aspect="auto")
     for (row, column), share in np.ndenumerate(table):
         axes.text(column, row, percent(share), ha="center", va="center", fontsize=LABEL_SIZE)

@@ -16,8 +16,9 @@ import torch
 from tqdm import tqdm
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
-from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
+from seqwarm_kernels.utils.figures import new_figure
 
+from .common.figures import label_lines, log_axis, plot, save_both
 from .common.records import markdown, save
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqwarm_kernels.demo.figure import progress_figure
-from seqwarm_kernels.demo.records import WARMUP, Comparison, Record
+from seqwarm_kernels.demo.records import Comparison, Record
+from seqwarm_kernels.demo.report import progress_figure
 from seqwarm_kernels.demo.settings import Settings
-from seqwarm_kernels.demo.training import METRICS, make_scheduler
+from seqwarm_kernels.demo.training import METRICS
 from seqwarm_kernels.tuning.configuration import SearchConfiguration
 from seqwarm_kernels.tuning.figure import search_figure
 from seqwarm_kernels.tuning.trial import Trial
 from seqwarm_kernels.tuning.tune_schedule import RESULT
-from seqwarm_kernels.utils.figures import save_both
 from seqwarm_kernels.utils.run_folder import CONFIGURATION
 
+from .common.figures import save_both
 from .common.records import markdown, write
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
 def demo_figure(line: dict[str, Any]) -> Figure:
     names = {field.name for field in fields(Settings)}  # records have others, such as the hash of the text
     settings = Settings(**{name: value for name, value in line["settings"].items() if name in names})
-    lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
-    return progress_figure(comparison_of(line), lengths, settings.seed)
+    return progress_figure(comparison_of(line), settings)
 
 
 def comparison_of(line: dict[str, Any]) -> Comparison:

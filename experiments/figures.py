@@ -7,16 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqwarm_kernels.utils.figures import (
-    ink,
-    label_lines,
-    log_axis,
-    mark,
-    new_figure,
-    plain_numbers,
-    plot,
-    save_both,
-)
+from bench.common.figures import label_lines, log_axis, mark, plot, save_both
+from seqwarm_kernels.utils.figures import FULL_LENGTH, PLAIN_NUMBERS, WITH_WARMUP, ink, new_figure
 
 from .plan import CAUSAL, EXTRAPOLATION, MASKED, PACKAGE, SPEED, STABILITY, TIME
 from .results import TRAINS, Result, by_attention, shown_lengths
@@ -27,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BASELINE, WARMUP, HALF_BATCH = "full length throughout", "sequence-length warmup", "half the batch, full length"
+BASELINE, WARMUP, HALF_BATCH = FULL_LENGTH, WITH_WARMUP, "half the batch, full length"
 
 
 def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path]:
@@ -80,7 +72,7 @@ def draw_loss_curves(axes: Axes, results: list[Result]) -> None:
     if late:
         axes.set_ylim(min(late) - 0.05, max(late) + 0.1)
     axes.set_title("Loss of seed 0; dashed: final loss of the baseline")
-    plain_numbers(axes.xaxis)
+    axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
 
 
 _CURVE_LABELS = {BASELINE: "full length", HALF_BATCH: "half the batch"}
@@ -215,7 +207,7 @@ def speed_figure(results: list[Result], scale: Scale) -> Figure:
         axes.vlines([length + shift for length in found], lows, highs, color=line.get_color(), linewidth=3, alpha=0.4)
     axes.set(xlabel="sequence length in the ramp (tokens)", ylabel="tokens per second of training", ylim=(0, None))
     axes.set_xticks(shown_lengths({length for found in speeds.values() for length in found}))
-    plain_numbers(axes.yaxis)
+    axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     label_lines([axes], bold=_ATTENTIONS[PACKAGE])
     figure.suptitle("Training speed during a ramp: median and range of the runs (higher is better)")
     return figure

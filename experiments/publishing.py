@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.common.records import read
 from seqwarm_kernels.utils.files import write_atomically
-from seqwarm_kernels.utils.json_values import without_nan
 
 
 def write(path: Path, environment: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> None:
@@ -44,3 +44,12 @@ def draw(draw_all: Callable[..., object], *arguments: object) -> None:
         draw_all(*arguments)
     except ImportError as error:
         print(f"no figures: {error}")
+
+
+def without_nan(value: Any) -> Any:
+    """The value, whatever it holds, with None in place of each NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: without_nan(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _no_drawing(monkeypatch):
     """test_bench_report draws."""
-    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", lambda draw, theme: b"")
+    monkeypatch.setattr("bench.common.figures.png", lambda draw, dark=False: b"")
 
 
 @pytest.mark.parametrize(

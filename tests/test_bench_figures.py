@@ -108,8 +108,10 @@ def test_the_demo():
 
 def test_a_search():
     [line] = lines_of(shown.TUNING)
-    perplexities, _ = shown.tuning_figure(line).axes
-    assert sum(text.get_text().endswith("found") for text in perplexities.texts) == 1
+    perplexities, _ = (figure := shown.tuning_figure(line)).axes
+    *labels, limit = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sum(label.endswith("found") for label in labels) == 1
+    assert limit == "limit: 1.3 times the best before"
     trials = [each for each in perplexities.lines if not each.get_label().startswith("_")]
     assert [len(each.get_ydata()) for each in trials] == [len(each["validations"]) for each in line["trials"]]
 

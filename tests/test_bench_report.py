@@ -30,7 +30,7 @@ from bench.gpu.steps import step_record
 from bench.report import FIGURES
 from experiments import gpu as training
 from experiments.stability.command import RECORDS as STABILITY
-from seqwarm_kernels.utils.figures import LIGHT, style
+from seqwarm_kernels.utils.figures import style
 
 from .support.figures import check_looks, check_readable
 
@@ -57,13 +57,13 @@ def drawn(monkeypatch):
     """Figures for light pages, laid out in place of being written."""
     found = []
 
-    def png(draw, theme):
-        if theme == LIGHT:
+    def png(draw, dark=False):
+        if not dark:
             with style():
                 found.append(draw())
         return b""
 
-    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", png)
+    monkeypatch.setattr("bench.common.figures.png", png)
     return found
 
 

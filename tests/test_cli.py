@@ -110,12 +110,12 @@ def test_completion_needs_shtab(capsys, monkeypatch):
         (["plan", "--duration", 0.3], "--duration"),  # a share of the training, as in Composer
         (["plan", "--duration", 10, "--unit", "epoch"], "unit"),
         (["plan", "--duration", 10, "--min-seq-length", 2000], "max_seq_length"),
-        (["plan", "--duration", 0], "total"),  # without --total
-        (["plan", "--duration", 10, "--layers", 0], "layers"),
+        (["plan", "--duration", 10, "--total", 0], "--total"),
         (["plan", "--duration", 10, "--figure", "plan.jpeg"], "--figure"),
-        (["plan", "--duration", 10, "--figure", "no/plan.png"], "--figure"),
+        (["plan", "--duration", 10, "--ranks", 3], "ranks"),
         (["plan", "--duration", 10, "--ranks", 2, "--heads", 5], "--heads"),
         (["plan", "--duration", 10, "--ranks", 2, "--key-heads", 5], "key_heads"),
+        (["tune", "--layers", 0], "--layers"),
         (["reach", "--heads", 0], "heads"),
         (["reach", "--length", 64, "--head-dim", 300], "head_dim"),
         (["reach", "--skip-tolerance", 2], "skip_tolerance"),

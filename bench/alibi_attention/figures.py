@@ -7,16 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqwarm_kernels.utils.figures import (
-    ink,
-    label_lines,
-    log_axis,
-    mark,
-    new_figure,
-    plot,
-    save_both,
-)
+from seqwarm_kernels.utils.figures import ink, new_figure
 
+from ..common.figures import label_lines, log_axis, mark, plot, save_both
 from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup
 from .cases import BOTH, FORWARD

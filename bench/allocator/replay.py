@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqwarm_kernels import SequenceLengthScheduler
-from seqwarm_kernels.utils.figures import label_lines, mark, new_figure, plain_numbers, plot, save_both
+from seqwarm_kernels.utils.figures import PLAIN_NUMBERS, new_figure
+
+from ..common.figures import label_lines, mark, plot, save_both
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,8 +218,8 @@ def ramp_figure(ramps: dict[str, Ramp]) -> Figure:
     )
     calls.set_ylim(bottom=-0.05 * max(1, *(ramp.device_calls[-1] for ramp in ramps.values())))
     for axes in (memory, calls):
-        plain_numbers(axes.xaxis)
-        plain_numbers(axes.yaxis)
+        axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+        axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     label_lines([memory, calls], bold=WITH)
     figure.suptitle("A ramp to 1,024 tokens: a replay of the allocator's policy, not a measurement")
     return figure

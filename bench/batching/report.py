@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seqwarm_kernels.data.padding import padding_figure
-from seqwarm_kernels.utils.figures import save_both
 
+from ..common.figures import save_both
 from ..common.records import markdown
 
 #: Names of the records files: batching, the histograms of the figure, from compressed files to tensors, text in chunk

@@ -13,8 +13,9 @@ import torch
 from seqwarm_kernels.attention.slopes import alibi_slopes
 from seqwarm_kernels.cli.exchanges import ALL_GATHER, HALO, RING, ULYSSES, ContextSize, Exchanges, Volume, megabytes
 from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
-from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
+from seqwarm_kernels.utils.figures import new_figure
 
+from ..common.figures import label_lines, log_axis, plot, save_both
 from ..common.records import RESULTS, markdown, read
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from seqwarm_kernels.utils.figures import ink, log_axis, new_figure, plot, save_both
+from seqwarm_kernels.utils.figures import ink, new_figure
 
+from ..common.figures import log_axis, plot, save_both
 from ..common.goals import Goal, worst
 from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup

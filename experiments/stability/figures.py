@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqwarm_kernels.utils.figures import look_of, mark, new_figure, plain_numbers, plot, save_both
+from bench.common.figures import look_of, mark, plot, save_both
+from seqwarm_kernels.utils.figures import PLAIN_NUMBERS, new_figure
 
 from . import outcomes
 from .arms import BEST, FIRST
@@ -80,7 +81,7 @@ def _draw_shares(axes: Axes, name: str, runs_by_place: dict[float, list[Run]]) -
     known = {x: interval for x, interval in found.items() if interval is not None}
     plot(axes, name, list(known), [interval.value for interval in known.values()], linestyle="none", markersize=6)
     lows, highs = [interval.low for interval in known.values()], [interval.high for interval in known.values()]
-    axes.vlines(list(known), lows, highs, color=look_of(name).color, linewidth=1.5, alpha=0.5)
+    axes.vlines(list(known), lows, highs, color=look_of(name)["color"], linewidth=1.5, alpha=0.5)
 
 
 def runs_figure(runs: Sequence[Run]) -> Figure:
@@ -94,7 +95,7 @@ def runs_figure(runs: Sequence[Run]) -> Figure:
                 curve = [(tokens / 1000, low) for tokens, low, _ in run.figures["curve"] if low is not None]
                 plot(axes, SHOWN[arm], *zip(*curve, strict=True), marker="none", alpha=0.75, linewidth=1.3)
         axes.set_xlabel("tokens trained on, in thousands")
-        plain_numbers(axes.xaxis)
+        axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
     panels[0].set(ylabel="training loss (nats per byte)", ylim=(None, LARGEST_LOSS))
     panels[0].set_title("Smallest training loss of a few steps, each seed")
     panels[1].set_title("The baseline with a longer learning-rate warmup, or clipped")

@@ -16,7 +16,7 @@ from torch._C import _is_any_autocast_enabled  # torch.is_autocast_enabled asks 
 from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions
 from ..ops.call_kind import CallCache, call_kind
 from ..ops.library import short
-from ..utils.cuda import is_capturing
+from ..utils.devices import is_capturing
 from .calls import (
     Defaults,
     DenseCall,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..ops import backends
 from ..ops.alibi_attention.schema import RANGE_BLOCK
-from ..utils.checks import check_int, check_real
 from .calls import DEFAULT_SKIP_TOLERANCE, DenseCall, check_dense
 from .slopes import alibi_slopes
 
@@ -35,13 +34,6 @@ class ReachSettings:
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE
     score_std: float = 1.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("heads", "length", "head_dim"):
-            check_int(name, getattr(self, name), minimum=1)
-        check_int("seed", self.seed, minimum=0)
-        if check_real("score_std", self.score_std) < 0:
-            raise ValueError(f"score_std must not be negative, got {self.score_std}")
 
 
 @dataclass(frozen=True)

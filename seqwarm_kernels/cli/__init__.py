@@ -18,7 +18,7 @@ from .. import __version__
 from ..utils.progress import standard_error
 from ..utils.urls import without_secrets
 from . import check, completion, demo, info, padding, plan, reach, tune
-from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_json
+from .common import EXIT_STATUS, CommandError, HelpFormatter, Result
 
 #: Each has HELP, EXAMPLES, add_arguments and run.
 COMMANDS = {
@@ -73,9 +73,9 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=HelpFormatter,
         )
         command.add_arguments(subparser)
-        add_json(subparser)
+        subparser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
         subparser.set_defaults(run=command.run)
-    completion.add_argument(parser)
+    completion.add_argument(parser, commands.choices.values())
     return parser
 
 

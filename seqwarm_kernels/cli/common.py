@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,16 +23,6 @@ exit status:
   2    wrong usage: an option or a file that you named does not fit
   130  stopped by Ctrl-C
 """
-
-#: Settings of the demo's GPT that have an option: name, type, unit and description.
-TRAINING = (
-    ("steps", int, "N", "token budget of a whole run, in steps at the full length"),
-    ("seq_length", int, "TOKENS", "full sequence length"),
-    ("batch_size", int, "ROWS", "rows in a step"),
-    ("layers", int, "N", "number of layers"),
-    ("width", int, "N", "width of the model, a multiple of its heads"),
-    ("peak_learning_rate", float, "RATE", "peak learning rate, reached after 5%% of the tokens"),
-)
 
 
 @dataclass(frozen=True)
@@ -72,18 +61,40 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: %(default)s)"
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+def count(text: str) -> int:
+    """The type of options that are at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
 
 
 def add_figure(parser: argparse.ArgumentParser, shows: str) -> None:
     help_text = f"draw {shows} to this file, .png or .svg (default: no figure)"
-    parser.add_argument("--figure", type=Path, metavar="FILE", help=help_text)
+    parser.add_argument("--figure", type=_figure_path, metavar="FILE", help=help_text)
+
+
+def _figure_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"must end in .png or .svg, got {text}")
+    return path
+
+
+#: Settings of the demo's GPT that have an option: name, type, unit and description.
+TRAINING = (
+    ("steps", count, "N", "token budget of a whole run, in steps at the full length"),
+    ("seq_length", count, "TOKENS", "full sequence length"),
+    ("batch_size", count, "ROWS", "rows in a step"),
+    ("layers", count, "N", "number of layers"),
+    ("width", count, "N", "width of the model, a multiple of its heads"),
+    ("peak_learning_rate", float, "RATE", "peak learning rate, reached after 5%% of the tokens"),
+)
 
 
 def add_pacing(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     add = parser.add_argument
-    add("--step-size", type=int, default=8, metavar="TOKENS", help="lengths grow in multiples of this number")
+    add("--step-size", type=count, default=8, metavar="TOKENS", help="lengths grow in multiples of this number")
     add("--root", type=float, metavar="DEGREE", help="grow by the root of this degree, fast at first (default: linear)")
 
 
@@ -114,21 +125,3 @@ def add_training(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
 def training_settings(arguments: argparse.Namespace, **others: Any) -> Settings:
     given = {name: getattr(arguments, name) for name, *_ in TRAINING}
     return settings_for(arguments.device, seed=arguments.seed, **given, **others)
-
-
-def check_figure(path: Path | None, made: Path | None = None) -> None:
-    """Checks --figure before the work. `made` is a folder that the command itself makes.
-
-    Raises:
-        ValueError: the file cannot be written.
-        ImportError: matplotlib is missing.
-    """
-    if path is None:
-        return
-    from ..utils.checks import check_matplotlib
-
-    check_matplotlib()
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"--figure must end in .png or .svg, got {path}")
-    if path.parent != made and not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--figure must be in an existing folder with write permission, got {path}")

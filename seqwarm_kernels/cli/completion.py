@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 HELP = """\
 shell completion:
@@ -18,21 +18,13 @@ shell completion:
 _COMPLETED = {"FILE": "FILE", "DIR": "DIRECTORY"}
 
 
-def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--print-completion` to a parser that has all its commands, if shtab is installed."""
+def add_argument(parser: argparse.ArgumentParser, commands: Iterable[argparse.ArgumentParser]) -> None:
+    """Add `--print-completion` to the parser of these commands, if shtab is installed."""
     try:
         import shtab
     except ImportError:
         return
     shtab.add_argument_to(parser, help="print the completion script of a shell")
-    for action in _actions(parser):
+    for action in (action for command in commands for action in command._actions):
         if action.metavar in _COMPLETED:
             action.complete = getattr(shtab, _COMPLETED[action.metavar])  # type: ignore[attr-defined]
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                yield from _actions(subparser)

@@ -29,7 +29,6 @@ import torch
 from ..attention.calls import DEFAULT_SKIP_TOLERANCE
 from ..attention.slopes import alibi_slopes
 from ..parallel.halo_width import key_norms_and_queries, rounded_up, width_for
-from ..utils.checks import check_int
 
 RING, ALL_GATHER, ULYSSES, HALO = "ring", "all-gather", "Ulysses", "halo"
 
@@ -64,8 +63,6 @@ class ContextSize:
     bytes_per_element: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("heads", "key_heads", "head_dim", "length", "ranks", "batch_size"):
-            check_int(name, getattr(self, name), minimum=1)
         if self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide the {self.heads} heads, got {self.key_heads}")
         if self.length % self.ranks:
@@ -112,7 +109,6 @@ def normal_widths(
     size: ContextSize,
     *,
     score_std: float = 1.0,
-    skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     seed: int = 0,
     most_tokens: int = 2**17,
 ) -> list[int]:
@@ -123,7 +119,6 @@ def normal_widths(
     Args:
         size: Of the layer. batch_size and bytes_per_element do not matter.
         score_std: Standard deviation of the scores before the bias. Larger scores reach farther.
-        skip_tolerance: As for `context_attention`.
         seed: Seed of the queries and keys.
         most_tokens: Longer rows get the widths of a row of so many tokens, because more tokens change them little. A
             head that reaches all of these is taken to reach all tokens.
@@ -131,8 +126,6 @@ def normal_widths(
     Returns:
         One width for each key head.
     """
-    if score_std < 0:
-        raise ValueError(f"score_std must not be negative, got {score_std}")
     generator = torch.Generator().manual_seed(seed)
     group = size.heads // size.key_heads
     length = min(size.shard_length, max(most_tokens // size.ranks, 1))
@@ -148,7 +141,7 @@ def normal_widths(
                 slopes,
                 None,
                 scale=size.head_dim**-0.5,
-                skip_tolerance=skip_tolerance / 2,  # the kernels have the other half
+                skip_tolerance=DEFAULT_SKIP_TOLERANCE / 2,  # the kernels have the other half
                 causal=size.causal,
             )
             shards.append(shard)
@@ -186,9 +179,9 @@ class Exchanges:
     def table(self) -> str:
         size, ring = self.size, self.size.ring()
         lines = [
-            f"A rank receives in each layer: {counted(size.heads, 'head')}, {counted(size.key_heads, 'key head')} of "
-            f"{size.head_dim}, {counted(size.length, 'token')} on {counted(size.ranks, 'rank')}, "
-            f"{counted(size.batch_size, 'row')}, {8 * size.bytes_per_element} bits",
+            f"A rank receives in each layer, with heads: {size.heads}, key heads: {size.key_heads}, head_dim: "
+            f"{size.head_dim}, tokens: {size.length:,}, ranks: {size.ranks}, rows: {size.batch_size}, bits: "
+            f"{8 * size.bytes_per_element}",
             f"{'':12}{'forward':>14}{'backward':>14}{'times fewer than a ring':>26}",
         ]
         for name, volume in self.volumes().items():
@@ -200,10 +193,6 @@ class Exchanges:
         widths = f"{min(self.widths):,} to {max(self.widths):,}"
         lines.append(f"The halo is about {widths} tokens wide by key head, for random normal queries and keys.")
         return "\n".join(lines)
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def megabytes(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import Result, add_figure, check_figure, usage_errors
+from .common import Result, add_figure, usage_errors
 
 HELP = "compare the padding of several ways of batching, on your text or data set"
 EXAMPLES = """\
@@ -53,16 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     budget("--window", type=int, default=10_000, metavar="N", help="items that are sorted by length together")
     fixed = parser.add_argument_group("batches with a fixed number of items").add_argument
     fixed("--batch-size", type=int, default=32, metavar="N", help="items per batch")
-    fixed("--short-window", type=int, default=320, metavar="N", help="items that are sorted by length together")
     add_figure(parser, "histograms")
 
 
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
-        check_figure(arguments.figure)
         from ..data import padding
 
-        names = ("batch_size", "short_window", "max_tokens", "window", "seed")
+        names = ("batch_size", "max_tokens", "window", "seed")
         settings = {name: getattr(arguments, name) for name in names}
         lengths, token_kind, facts, about = _measured(arguments)
         batchings = padding.compare(lengths, **settings)

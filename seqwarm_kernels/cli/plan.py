@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..utils.progress import standard_error
-from .common import Result, add_figure, add_pacing, check_figure, pacing, usage_errors
+from .common import Result, add_figure, add_pacing, count, pacing, usage_errors
 
 if TYPE_CHECKING:
     from .exchanges import Exchanges
@@ -32,22 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = schedule.add_argument
     add("--duration", type=int, required=True, metavar="UNITS", help="units until the full length; required")
     total_help = f"units of the whole run, the ramp included (default: duration / {_DEFAULT_SHARE})"
-    add("--total", type=int, metavar="UNITS", help=total_help)
+    add("--total", type=count, metavar="UNITS", help=total_help)
     add("--unit", default="step", help="what is counted: step, token or sample")
     add("--min-seq-length", type=int, default=8, metavar="TOKENS", help="length at the start")
     add("--max-seq-length", type=int, default=1024, metavar="TOKENS", help="full length")
     add_pacing(schedule)
-    add("--batch-size", type=int, default=32, metavar="ROWS", help="rows in a step")
+    add("--batch-size", type=count, default=32, metavar="ROWS", help="rows in a step")
     add = parser.add_argument_group("the model, for FLOPs").add_argument
-    add("--layers", type=int, default=12, metavar="N", help="number of layers")
+    add("--layers", type=count, default=12, metavar="N", help="number of layers")
     hidden_help = "width of the model (default: --heads * --head-dim if the latter is given, else 768)"
-    add("--hidden-size", type=int, metavar="N", help=hidden_help)
-    add("--vocab-size", type=int, default=50257, metavar="N", help="size of the vocabulary")
+    add("--hidden-size", type=count, metavar="N", help=hidden_help)
+    add("--vocab-size", type=count, default=50257, metavar="N", help="size of the vocabulary")
     add = parser.add_argument_group("rows whose tokens are sharded over ranks").add_argument
-    add("--ranks", type=int, metavar="N", help="show what N ranks exchange at the full length (default: no table)")
-    add("--heads", type=int, default=12, metavar="N", help="heads of a layer, with the usual slopes of ALiBi")
-    add("--key-heads", type=int, metavar="N", help="heads of keys and values (default: as many as --heads)")
-    add("--head-dim", type=int, metavar="N", help="size of a head (default: --hidden-size / --heads)")
+    add("--ranks", type=count, metavar="N", help="show what N ranks exchange at the full length (default: no table)")
+    add("--heads", type=count, default=12, metavar="N", help="heads of a layer, with the usual slopes of ALiBi")
+    add("--key-heads", type=count, metavar="N", help="heads of keys and values (default: as many as --heads)")
+    add("--head-dim", type=count, metavar="N", help="size of a head (default: --hidden-size / --heads)")
     score_help = "standard deviation of the scores before the bias, which decides the halo; larger scores reach farther"
     add("--score-std", type=float, default=1.0, metavar="STD", help=score_help)
     add_figure(parser, "the lengths and the tokens")
@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
-        check_figure(arguments.figure)
         from ..schedule.scheduler import SequenceLengthScheduler
         from ..utils.figures import write_figure
         from .plan_report import plan_figure, table
@@ -69,9 +68,9 @@ def run(arguments: argparse.Namespace) -> Result:
             unit=arguments.unit,
             pacing=pacing(arguments.root),
         )
-        total = round(arguments.duration / _DEFAULT_SHARE) if arguments.total is None else arguments.total
+        total = arguments.total or max(round(arguments.duration / _DEFAULT_SHARE), 1)
         if arguments.hidden_size is None:
-            arguments.hidden_size = 768 if arguments.head_dim is None else arguments.heads * arguments.head_dim
+            arguments.hidden_size = arguments.heads * arguments.head_dim if arguments.head_dim else 768
         model = ModelSize(arguments.layers, arguments.hidden_size, arguments.vocab_size)
         plan = plan_schedule(scheduler, total, arguments.batch_size, model)
         exchanges = None if arguments.ranks is None else _exchanges(arguments)
@@ -92,15 +91,15 @@ def _exchanges(arguments: argparse.Namespace) -> Exchanges:
     """What the ranks exchange for a batch of the full length."""
     from .exchanges import ContextSize, Exchanges, normal_widths
 
-    heads, length, ranks = arguments.heads, arguments.max_seq_length, arguments.ranks
-    if heads > 0 and arguments.head_dim is None and arguments.hidden_size % heads:
-        raise ValueError(f"--heads must divide --hidden-size {arguments.hidden_size} without --head-dim, got {heads}")
+    heads, hidden_size = arguments.heads, arguments.hidden_size
+    if arguments.head_dim is None and hidden_size % heads:
+        raise ValueError(f"--heads must divide --hidden-size {hidden_size} without --head-dim, got {heads}")
     size = ContextSize(
         heads=heads,
-        key_heads=heads if arguments.key_heads is None else arguments.key_heads,
-        head_dim=arguments.hidden_size // max(heads, 1) if arguments.head_dim is None else arguments.head_dim,
-        length=length,
-        ranks=ranks,
+        key_heads=arguments.key_heads or heads,
+        head_dim=arguments.head_dim or hidden_size // heads,
+        length=arguments.max_seq_length,
+        ranks=arguments.ranks,
         batch_size=arguments.batch_size,
     )
     return Exchanges(size, tuple(normal_widths(size, score_std=arguments.score_std)))

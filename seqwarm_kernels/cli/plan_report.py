@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from ..utils.figures import label_lines, new_figure, plot, short_numbers
-from .schedule_plan import PlannedStage, SchedulePlan
+from ..utils.figures import FULL_LENGTH, WITH_WARMUP, name_lines, new_figure, plot_run
+from .schedule_plan import SchedulePlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_FULL, _WARMUP = "full length throughout", "sequence-length warmup"  #: names of the lines
 
 _TABLE_ROWS = 12  #: maximum number of stages in the table
 
@@ -42,31 +40,26 @@ def table(plan: SchedulePlan) -> str:
 
 def plan_figure(plan: SchedulePlan) -> Figure:
     """Above: the length. Below: tokens so far, or steps if the unit is the token, with and without warmup."""
+    from matplotlib.ticker import EngFormatter
+
     figure = new_figure(8, 5.6)
     lengths, amounts = figure.subplots(2, 1, sharex=True)
-    end = plan.stages[-1].progress + _units_of(plan.stages[-1], plan.unit)
-    progress = [*(stage.progress for stage in plan.stages), end]
+    end, progress = plan.end, [*(stage.progress for stage in plan.stages), plan.end]
     longest = plan.stages[-1].seq_length
     options = {"marker": "none", "drawstyle": "steps-post"}
-    plot(lengths, _FULL, [0, end], [longest, longest], **options)
-    plot(lengths, _WARMUP, progress, [*(stage.seq_length for stage in plan.stages), longest], **options)
+    plot_run(lengths, FULL_LENGTH, [0, end], [longest, longest], **options)
+    plot_run(lengths, WITH_WARMUP, progress, [*(stage.seq_length for stage in plan.stages), longest], **options)
     steps = list(itertools.accumulate((stage.steps for stage in plan.stages), initial=0))
     tokens = list(itertools.accumulate((stage.tokens for stage in plan.stages), initial=0))
     if plan.unit == "token":  # as many tokens
         so_far, full, amount = steps, steps[-1] * plan.tokens / plan.tokens_full_length, "optimizer steps"
     else:  # as many steps
         so_far, full, amount = tokens, plan.tokens_full_length, "tokens"
-    plot(amounts, _FULL, [0, end], [0, full], marker="none")
-    plot(amounts, _WARMUP, progress, so_far, marker="none")
+    plot_run(amounts, FULL_LENGTH, [0, end], [0, full], marker="none")
+    plot_run(amounts, WITH_WARMUP, progress, so_far, marker="none")
     lengths.set(ylabel="sequence length (tokens)", ylim=(0, None))
     amounts.set(xlabel=f"{plan.unit}s", ylabel=f"{amount} so far", xlim=(0, end), ylim=(0, None))
     for axis in (lengths.yaxis, amounts.xaxis, amounts.yaxis):
-        short_numbers(axis)
-    label_lines([lengths, amounts], bold=_WARMUP)
+        axis.set_major_formatter(EngFormatter())  # 20 k, 5 M
+    name_lines(figure)
     return figure
-
-
-def _units_of(stage: PlannedStage, unit: str) -> int:
-    if unit == "sample":
-        return stage.tokens // stage.seq_length
-    return stage.steps if unit == "step" else stage.tokens

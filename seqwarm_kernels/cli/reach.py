@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import CommandError, Result, add_figure, check_figure, usage_errors
+from .common import CommandError, Result, add_figure, count, usage_errors
 
 HELP = "show which share of the keys each head of ALiBi attention visits"
 EXAMPLES = """\
@@ -20,9 +20,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--heads", type=int, default=12, metavar="N", help="heads of a layer, with the usual slopes of ALiBi")
-    add("--length", type=int, default=8192, metavar="TOKENS", help="sequence length")
-    add("--head-dim", type=int, default=64, metavar="N", help="size of a head, 1 to 256")
+    add("--heads", type=count, default=12, metavar="N", help="heads of a layer, with the usual slopes of ALiBi")
+    add("--length", type=count, default=8192, metavar="TOKENS", help="sequence length")
+    add("--head-dim", type=count, default=64, metavar="N", help="size of a head, 1 to 256")
     add("--bidirectional", action="store_true", help="also attend later keys, as in an encoder (default: causal)")
     add("--window", type=int, metavar="TOKENS", help="largest distance attended (default: no limit)")
     tolerance_help = "share of a query's softmax sum that may be left out; 0 skips nothing (default: 2^-24, 6e-8)"
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
-        check_figure(arguments.figure)
         from ..attention.reach import ReachSettings, measure_reach
 
         names = ("heads", "length", "head_dim", "window", "skip_tolerance", "score_std", "seed")

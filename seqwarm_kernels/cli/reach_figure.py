@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..attention.reach import Reach
 from ..ops.alibi_attention.schema import RANGE_BLOCK
-from ..utils.figures import ACCENT, QUIET, ink, new_figure, page, plain_numbers
+from ..utils.figures import ACCENT, PLAIN_NUMBERS, QUIET, ink, new_figure, page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,13 +39,14 @@ def visited_tiles(reach: Reach, head: int) -> np.ndarray:
 
 def reach_figure(reach: Reach) -> Figure:
     """The tiles that each head visits, from the steepest to the flattest slope."""
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import ListedColormap, to_rgba
+    from matplotlib.patches import Patch
 
     columns = min(6, len(reach.slopes))
     rows = -(-len(reach.slopes) // columns)
     figure = new_figure(max(2 * columns, 6) + 0.8, 2.35 * rows + 1.4)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    colors = ListedColormap([page(), mixed(QUIET, 0.35), ACCENT])
+    colors = ListedColormap([to_rgba(page()), to_rgba(QUIET, 0.35), to_rgba(ACCENT)])
     length, shares = reach.settings.length, reach.shares()
     extent = (0, length, length, 0)
     for axes, head in zip(panels.flat, steepest_first(reach), strict=False):
@@ -56,13 +57,15 @@ def reach_figure(reach: Reach) -> Figure:
         axes.grid(visible=False)
         axes.set_xticks([0, length // 2])
         axes.set_yticks([0, length // 2, length])
-        plain_numbers(axes.xaxis)
-        plain_numbers(axes.yaxis)
+        axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+        axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     for axes in panels.flat[len(reach.slopes) :]:
         axes.set_axis_off()
     figure.supxlabel(f"key (random queries and keys of {reach.settings.head_dim} components)", fontsize=10)
     figure.supylabel("query", fontsize=10)
-    _tile_legend(figure)
+    patches = [Patch(color=ACCENT), Patch(color=QUIET, alpha=0.35), Patch(facecolor=page(), edgecolor=ink())]
+    names = ["visited", "skipped: too far to matter", "hidden from the query"]
+    figure.legend(patches, names, loc="outside upper center", ncols=3)
     return figure
 
 
@@ -72,19 +75,3 @@ def percent(share: float) -> str:
 
 def head_title(reach: Reach, head: int) -> str:
     return f"head {head}, slope {reach.slopes[head]:.3g}"
-
-
-def _tile_legend(figure: Figure) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=ACCENT), Patch(color=mixed(QUIET, 0.35)), Patch(facecolor=page(), edgecolor=ink())]
-    names = ["visited", "skipped: too far to matter", "hidden from the query"]
-    figure.legend(patches, names, loc="outside upper center", ncols=3)
-
-
-def mixed(color: str, share: float) -> str:
-    """A color on the page with this opacity."""
-    from matplotlib.colors import to_hex, to_rgb
-
-    red, green, blue = share * np.array(to_rgb(color)) + (1 - share) * np.array(to_rgb(page()))
-    return to_hex((red, green, blue))

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..schedule.milestones import Milestone
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,6 @@ class ModelSize:
     layers: int
     hidden_size: int
     vocab_size: int
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden_size", "vocab_size"):
-            check_int(name, getattr(self, name), minimum=1)
 
     def __str__(self) -> str:
         return (
@@ -62,6 +57,7 @@ class SchedulePlan:
     unit: str
     model: ModelSize
     stages: tuple[PlannedStage, ...]
+    end: int  #: units after the last step
     tokens: int
     tokens_full_length: int
     flops: float
@@ -84,10 +80,7 @@ class SchedulePlan:
 
 def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: int, model: ModelSize) -> SchedulePlan:
     """The plan of a run of `total` units, the ramp included, with `batch_size` rows in each step."""
-    if total < 1:
-        raise ValueError(f"total must be at least 1 {scheduler.unit}, got {total}")
-    check_int("batch_size", batch_size, minimum=1)
-    stages = _stages(scheduler.milestones(), total, scheduler.unit, batch_size)
+    stages, end = _stages(scheduler.milestones(), total, scheduler.unit, batch_size)
     longest = scheduler.max_seq_length
     tokens, steps = sum(stage.tokens for stage in stages), sum(stage.steps for stage in stages)
     full = steps * batch_size * longest
@@ -95,6 +88,7 @@ def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: in
         unit=scheduler.unit,
         model=model,
         stages=tuple(stages),
+        end=end,
         tokens=tokens,
         tokens_full_length=full,
         flops=sum(stage.tokens * model.flops_per_token(stage.seq_length) for stage in stages),
@@ -104,8 +98,9 @@ def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: in
     )
 
 
-def _stages(milestones: list[Milestone], total: int, unit: str, batch_size: int) -> list[PlannedStage]:
-    """The steps up to `total` units. Each has the length at its start, and may end after the next milestone."""
+def _stages(milestones: list[Milestone], total: int, unit: str, batch_size: int) -> tuple[list[PlannedStage], int]:
+    """The steps up to `total` units, and their end. Each has the length at its start, and may end after the next
+    milestone."""
     stages, progress = [], 0
     for milestone, following in pairwise([*milestones, Milestone(total, 0)]):
         tokens = batch_size * milestone.seq_length
@@ -115,4 +110,4 @@ def _stages(milestones: list[Milestone], total: int, unit: str, batch_size: int)
         if steps:
             stages.append(PlannedStage(progress, milestone.seq_length, steps, steps * tokens))
         progress += steps * units
-    return stages
+    return stages, progress

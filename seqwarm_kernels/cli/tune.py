@@ -18,7 +18,6 @@ from .common import (
     add_figure,
     add_pacing,
     add_training,
-    check_figure,
     pacing,
     training_settings,
     usage_errors,
@@ -76,9 +75,11 @@ def run(arguments: argparse.Namespace) -> Result:
     from ..tuning import NoStableSchedule
     from ..tuning.configuration import SearchConfiguration
     from ..tuning.tune_schedule import open_records, run_search
+    from ..utils.checks import check_matplotlib
 
+    if arguments.figure is not None:
+        check_matplotlib()  # before the work
     with usage_errors():
-        check_figure(arguments.figure, made=arguments.folder)
         trial = None if arguments.trial else _demo_trial(arguments)
         configuration = SearchConfiguration(
             **_options(arguments, trial),
@@ -144,14 +145,14 @@ def _load_function(name: str) -> Any:
 
 
 def _write_report(found: Search, figure: Path, command_line: str) -> None:
-    from ..utils.report_page import how_it_was_made, image, table, write_page
+    from ..utils.report_page import how_it_was_made, table, write_page
 
     found.figure(figure)
     head, *rows = found.rows()
     parts = [
         found.outcome(),
         found.configuration.rule(),
-        image("Validation perplexity of every trial, and its rises", figure),
+        f"![Validation perplexity of every trial, and its rises](<{figure.name}>)",
         table(head, rows),
         f"## How it was made\n\n{how_it_was_made(command_line, found.configuration.flat())}",
     ]

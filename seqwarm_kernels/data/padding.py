@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..utils.checks import needs
-from ..utils.figures import QUIET, ink, log_axis, look_of, new_figure, plain_numbers, write_figure
+from ..utils.figures import ACCENT, PLAIN_NUMBERS, QUIET, ink, new_figure, write_figure
 from ..utils.progress import standard_error
 from . import (
     BatchPlanner,
@@ -42,13 +42,10 @@ if TYPE_CHECKING:
 UNITS = ("line", "paragraph")
 #: Two tokenizers without a vocabulary, and one that is trained on the text. Other names refer to Hugging Face.
 TOKENIZERS = ("whitespace", "bytes", "bpe")
-#: The ways of `compare` in order, as named in `LOOKS`.
-WAYS = ("random", "short window", "greedy (infinibatch)", "BatchPlanner", "BatchPlanner, packed")
 
 _VOCABULARY_SIZE = 50_265  #: of RoBERTa, which the blog post uses
 _ITEMS_PER_CALL = 10_000
 _BINS = 40
-_POWERS_OF_TEN = [10.0**power for power in range(10)]
 
 
 def read_text(paths: PathLike | Iterable[PathLike], unit: str = "line") -> tuple[list[str], list[str]]:
@@ -276,13 +273,14 @@ def padding_figure(shown: dict[str, Any]) -> Figure:
     axes.stairs(shown["lengths"]["counts"], shown["lengths"]["edges"], color=QUIET, fill=True)
     axes.set(xlabel=f"tokens of an item ({shown['token_kind']})", ylabel="items")
     axes.set_title(f"{shown['items']:,} items, {shown['tokens']:,} tokens")
-    log_axis(axes.xaxis, _POWERS_OF_TEN)
-    plain_numbers(axes.yaxis)
+    axes.set_xscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PLAIN_NUMBERS)
     panels = below.subplots(rows, 2, sharex="col", squeeze=False)
-    for name, way, (left, right) in zip(WAYS, shown["ways"], panels, strict=True):
+    for way, (left, right) in zip(shown["ways"], panels, strict=True):
         for axes, values in ((left, way["padding_of_a_batch"]), (right, way["tokens_of_a_batch"])):
             shares = np.asarray(values["counts"]) / way["batches"]  # the numbers of batches differ
-            axes.stairs(shares, values["edges"], color=look_of(name).color, fill=True)
+            axes.stairs(shares, values["edges"], color=ACCENT, fill=True)
             axes.set_ylim(0, 1.05)
             axes.set_yticks([0, 1], ["0", "all"])
         used = "" if way["budget_used"] is None else f", {way['budget_used']:.1%} of the budget used"
@@ -293,6 +291,7 @@ def padding_figure(shown: dict[str, Any]) -> Figure:
     left.set(xlabel="padding of a batch", xlim=(0, 1))
     left.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     right.set_xlabel("tokens of a batch, padding included; dashed: the budget")
-    log_axis(right.xaxis, _POWERS_OF_TEN)
+    right.set_xscale("log")
+    right.xaxis.set_major_formatter(PLAIN_NUMBERS)
     below.supylabel("share of the batches", fontsize=10)
     return figure

@@ -44,11 +44,12 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(heads, width)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = MLP(width)
+        self.expand = nn.Linear(width, 4 * width, bias=False)
+        self.project = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        return hidden + self.project(F.gelu(self.expand(self.mlp_norm(hidden))))
 
 
 class Attention(nn.Module):
@@ -66,16 +67,6 @@ class Attention(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, S, D), as views
         attended = alibi_attention(query, key, value, self.slopes)
         return self.project(attended.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.expand = nn.Linear(width, 4 * width, bias=False)
-        self.project = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.project(F.gelu(self.expand(hidden)))
 
 
 def _initialize(module: nn.Module) -> None:

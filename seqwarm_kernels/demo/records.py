@@ -10,9 +10,6 @@ BASELINE = "baseline"
 WARMUP = "warmup"
 RUNS = (BASELINE, WARMUP)
 
-#: Above this ratio of speeds at the same length, the machine was busy with something else during one of the runs.
-SPEED_TOLERANCE = 1.1
-
 
 @dataclass(frozen=True)
 class Record:
@@ -85,18 +82,8 @@ class Comparison:
     def warmup_crossing(self) -> Crossing | None:
         return first_reaches(self.warmup, self.target)
 
-    def speed_warning(self) -> str | None:
-        """Returns a warning if one run was faster at the full length, where both runs do the same work."""
-        speeds = full_length_speed(self.baseline), full_length_speed(self.warmup)
-        if None in speeds or max(speeds) <= SPEED_TOLERANCE * min(speeds):  # type: ignore[type-var, operator]
-            return None
-        return (
-            f"The seconds cannot be compared: at the full length the baseline trained on {speeds[0]:,.0f} tokens a "
-            f"second, the warmup run on {speeds[1]:,.0f}. Run again on a quiet machine."
-        )
-
     def headline(self) -> str:
-        """Returns the result in a sentence, without seconds if they cannot be compared."""
+        """Returns the result in a sentence."""
         ours, theirs = self.warmup_crossing, self.baseline_crossing
         if ours is None:
             return (
@@ -104,14 +91,12 @@ class Comparison:
                 f"it ended at {self.warmup[-1].validation_loss:.4f} after as many tokens."
             )
         tokens = f"{ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M"
-        result = (
-            f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}: "
-            f"{_sooner(ours.tokens, theirs.tokens)} in tokens ({tokens})"
-        )
-        if self.speed_warning() is not None:
-            return f"{result}."
         seconds = f"{ours.seconds:.1f} s instead of {theirs.seconds:.1f} s"
-        return f"{result}, {_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})."
+        return (
+            f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}: "
+            f"{_sooner(ours.tokens, theirs.tokens)} in tokens ({tokens}), "
+            f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})."
+        )
 
 
 def _sooner(ours: float, theirs: float) -> str:

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..utils.figures import write_figure
-from ..utils.report_page import how_it_was_made, image, table, write_page
+from ..utils.figures import FULL_LENGTH, WITH_WARMUP, ink, name_lines, new_figure, plot_run, write_figure
+from ..utils.report_page import how_it_was_made, table, write_page
 from ..utils.run_folder import RunFolder
-from .figure import LABELS, progress_figure
-from .records import WARMUP, Comparison, Crossing, Record, full_length_speed
+from .records import BASELINE, WARMUP, Comparison, Crossing, Record, full_length_speed
 from .settings import Settings
 from .text import Corpus
 from .training import METRICS, make_scheduler
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 PAGE, FIGURE = "report.md", "report.png"
+LABELS = {BASELINE: FULL_LENGTH, WARMUP: WITH_WARMUP}
+
+#: The losses of interest are at the end. The first steps would squeeze them into the last tenth of the axis.
+FIRST_SHOWN_SHARE = 0.1
 
 
 def write_report(
     folder: RunFolder, settings: Settings, corpus: Corpus, comparison: Comparison, command_line: str
 ) -> None:
-    lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
-    figure = folder.path / FIGURE
-    write_figure(lambda: progress_figure(comparison, lengths, settings.seed), figure)
-    made_by = {"text": corpus.describe(), **asdict(settings), "device": _device_name(settings)}
+    write_figure(lambda: progress_figure(comparison, settings), folder.path / FIGURE)
+    made_by = {"text": corpus.describe(), **asdict(settings)}
     parts = [
         f"**{comparison.headline()}**",
-        comparison.speed_warning() or "",
-        image("Validation loss and sequence length against tokens", figure),
+        f"![Validation loss and sequence length against tokens](<{FIGURE}>)",
         result_table(comparison),
         f"## How to read it\n\n{_explanation(settings)}",
         f"## How it was made\n\n{how_it_was_made(command_line, made_by)}",
@@ -41,8 +42,7 @@ def write_report(
 
 def report_text(folder: RunFolder, comparison: Comparison) -> str:
     """The text to print."""
-    sentences = [comparison.headline(), comparison.speed_warning(), f"Report: {folder.path / PAGE}"]
-    return "\n".join(["", result_table(comparison), "", *filter(None, sentences)])
+    return f"\n{result_table(comparison)}\n\n{comparison.headline()}\nReport: {folder.path / PAGE}"
 
 
 def result_as_json(folder: RunFolder, settings: Settings, comparison: Comparison) -> dict[str, Any]:
@@ -51,7 +51,6 @@ def result_as_json(folder: RunFolder, settings: Settings, comparison: Comparison
     return {
         "report": str(folder.path),
         "headline": comparison.headline(),
-        "warning": comparison.speed_warning(),
         "target_loss": comparison.target,
         "baseline_reached": asdict(comparison.baseline_crossing),
         "warmup_reached": None if crossing is None else asdict(crossing),
@@ -76,16 +75,63 @@ def _result_row(records: list[Record], crossing: Crossing | None) -> list[str]:
 
 def _explanation(settings: Settings) -> str:
     return f"""\
-- Both runs start from the same weights and train on {settings.total_tokens:,} tokens (bytes) of the same windows. One
-  trains at length {settings.seq_length} throughout, the other starts at length {settings.min_seq_length} and grows over
-  the first {settings.length_warmup:.0%} of the tokens, in more and smaller steps.
+- {settings.describe()} Both start from the same weights and train on the same windows.
 - At equal tokens, both runs have the same learning rate.
 - "Reached" is the first crossing of the baseline's final loss, linearly interpolated between evaluations.
 - Seconds are those of training only. "Tokens/s at full length" should be about equal: both runs do the same work there.
+  If they differ, the seconds cannot be compared.
 - One seed is one sample. `--seed 1` gives another."""
 
 
-def _device_name(settings: Settings) -> str:
-    if settings.device == "cpu":
-        return f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
-    return torch.cuda.get_device_name(settings.device) if settings.device.startswith("cuda") else settings.device
+# ---- the figure, which is also that of README
+
+
+def progress_figure(comparison: Comparison, settings: Settings) -> Figure:
+    """Validation loss at the full length, and below it the length that is trained on, against tokens."""
+    figure = new_figure(9, 6.6)
+    losses, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 2))
+    for records in (comparison.baseline, comparison.warmup):
+        tokens = [each.tokens / 1e6 for each in records]
+        plot_run(losses, LABELS[records[0].run], tokens, [each.validation_loss for each in records])
+    losses.set_ylim(_loss_limits(comparison))
+    losses.set_ylabel("validation loss at the full length\n(nats per byte)")
+    losses.axhline(comparison.target, color=ink(), linestyle=":", label="final loss at the full length")
+    _mark_crossings(losses, comparison)
+    _draw_lengths(below, settings)
+    below.set_xlabel("million tokens trained on")
+    name_lines(figure)
+    figure.suptitle(f"A small GPT with and without sequence-length warmup, seed {settings.seed} (lower is better)")
+    return figure
+
+
+def _loss_limits(comparison: Comparison) -> tuple[float, float]:
+    """Limits of the axis of losses, without the first evaluations."""
+    tail = [
+        record.validation_loss
+        for record in comparison.baseline + comparison.warmup
+        if record.tokens >= FIRST_SHOWN_SHARE * comparison.baseline[-1].tokens
+    ]
+    margin = 0.12 * (max(tail) - min(tail) or 1)
+    return min(tail) - margin, max(tail) + margin
+
+
+def _mark_crossings(axes: Axes, comparison: Comparison) -> None:
+    """Where each run reached the baseline's final loss."""
+    for crossing, offset, vertical in (
+        (comparison.warmup_crossing, (-5, -6), "top"),  # both curves fall: below and left is empty,
+        (comparison.baseline_crossing, (0, 9), "bottom"),  # and so is above and right
+    ):
+        if crossing is not None:
+            at = crossing.tokens / 1e6, comparison.target
+            axes.plot(*at, "*", color=ink(), markersize=12, zorder=3, label="_reached")
+            look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": vertical, "fontweight": "bold"}
+            axes.annotate(f"{at[0]:.3g} M", at, offset, **look)
+
+
+def _draw_lengths(axes: Axes, settings: Settings) -> None:
+    for run, label in LABELS.items():
+        milestones = make_scheduler(run, settings).milestones()
+        tokens = [*(milestone.progress / 1e6 for milestone in milestones), settings.total_tokens / 1e6]
+        lengths = [*(milestone.seq_length for milestone in milestones), settings.seq_length]
+        plot_run(axes, label, tokens, lengths, marker="none", drawstyle="steps-post")
+    axes.set(ylabel="sequence length\n(tokens)", ylim=(0, 1.15 * settings.seq_length), xlim=(0, None))

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Smallest values. A shorter full length would leave no room above the minimum length.
-_LEAST = {"steps": 1, "seq_length": 16, "batch_size": 1, "layers": 1, "width": 1}
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,9 +29,8 @@ class Settings:
     evaluations: int = 24
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.seq_length < 16:  # no room above the minimum length
+            raise ValueError(f"seq_length must be at least 16, got {self.seq_length}")
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of the {self.heads} heads, got {self.width}")
 
@@ -66,7 +62,7 @@ class Settings:
     def describe(self) -> str:
         return (
             f"GPT with ALiBi on {self.device}: {self.layers} layers, {self.heads} heads, width {self.width}. "
-            f"Two runs of {self.total_tokens:,} tokens each, {self.batch_size} rows a batch: full length "
+            f"Two runs of {self.total_tokens:,} tokens (bytes) each, {self.batch_size} rows a batch: full length "
             f"{self.seq_length} throughout, then growing from {self.min_seq_length} over the first "
             f"{self.length_warmup:.0%} of the tokens."
         )
@@ -99,8 +95,10 @@ def settings_for(device: str | None, quick: bool = False, **given: Any) -> Setti
     """
     import torch
 
-    from ..utils.checks import check_device
-
-    device = str(check_device("device", device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"device must be a device of this machine, got {device!r}") from error
     defaults = (QUICK_GPU if quick else GPU) if device.startswith("cuda") else (QUICK_CPU if quick else CPU)
     return replace(defaults, device=device, **{name: value for name, value in given.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Reads text without a download, and splits it into training and validation."""
+"""Text without a download, split into training and validation, and windows of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from ..utils.files import visible_files
+
+#: {"input_ids": (B, S) int64, "labels": (B, S) int64}: the label of a token is the next byte.
+Batch = dict[str, Tensor]
 
 VALIDATION_SHARE = 0.1
 
@@ -67,12 +70,11 @@ def standard_library() -> list[TextFile]:
     """Reads the modules of this machine's Python, without tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     names = (path.relative_to(root) for path in sorted(root.rglob("*.py")))
-    files = [
+    return [
         TextFile(name.as_posix(), (root / name).read_bytes())
         for name in names
         if _EXCLUDED_FOLDERS.isdisjoint(name.parts)
     ]
-    return [file for file in files if _is_text(file.content)]
 
 
 def split(files: list[TextFile]) -> tuple[bytes, bytes]:
@@ -101,17 +103,11 @@ def _user_files(paths: Sequence[str]) -> Iterator[TextFile]:
     for root in map(Path, paths):
         for path in visible_files(root) if root.is_dir() else [root]:
             content = path.read_bytes()
-            if not _is_text(content):
-                raise ValueError(f"text must be UTF-8, got {path}")
+            try:
+                content.decode()
+            except UnicodeDecodeError:
+                raise ValueError(f"text must be UTF-8, got {path}") from None
             yield TextFile(path.relative_to(root if root.is_dir() else root.parent).as_posix(), content)
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _joined(files: list[TextFile]) -> bytes:
@@ -120,3 +116,24 @@ def _joined(files: list[TextFile]) -> bytes:
 
 def _as_tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def training_batch(text: Tensor, seed: int, step: int, batch_size: int, seq_length: int) -> Batch:
+    """Returns windows at random positions, which depend only on (seed, step): a resumed run gets the same windows."""
+    digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+    starts = torch.randint(len(text) - seq_length, (batch_size,), generator=generator)
+    return _windows(text, starts, seq_length)
+
+
+def validation_set(text: Tensor, count: int, seq_length: int) -> Batch:
+    """Returns evenly spaced windows: `count` of them, or fewer if they would overlap."""
+    available = (len(text) - 1) // seq_length
+    last_start = len(text) - 1 - seq_length
+    starts = torch.linspace(0, last_start, min(count, available), dtype=torch.float64).long()
+    return _windows(text, starts, seq_length)
+
+
+def _windows(text: Tensor, starts: Tensor, seq_length: int) -> Batch:
+    tokens = text[starts[:, None] + torch.arange(seq_length + 1)].long()
+    return {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}

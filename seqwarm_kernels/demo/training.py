@@ -18,11 +18,10 @@ from ..allocator.warmup import warmup_allocator
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.run_folder import RunFolder
-from .batches import Batch, training_batch, validation_set
 from .model import build_model, next_byte_loss
 from .records import RUNS, WARMUP, Record
 from .settings import Settings
-from .text import Corpus
+from .text import Batch, Corpus, training_batch, validation_set
 
 GRADIENT_NORM = 1.0
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"  #: files of the folder
@@ -137,14 +136,13 @@ class Trainer:
     def _evaluate(self) -> float:
         """Returns the mean validation loss at the full length, which both runs use."""
         self.model.eval()
-        rows = len(self.validation["labels"])
+        parts = zip(*(tensor.split(self.settings.batch_size) for tensor in self.validation.values()), strict=True)
         total = 0.0
-        for start in range(0, rows, self.settings.batch_size):
-            part = slice(start, start + self.settings.batch_size)
-            batch = self._to_device({name: tensor[part] for name, tensor in self.validation.items()})
+        for part in parts:
+            batch = self._to_device(dict(zip(self.validation, part, strict=True)))
             total += self._loss(batch).item() * len(batch["labels"])
         self.model.train()
-        return total / rows
+        return total / len(self.validation["labels"])
 
     def _full_batch(self) -> Batch:
         settings = self.settings

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import torch
 
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..tuning import Validation
@@ -16,8 +17,6 @@ from .training import Trainer
 
 #: Durations to try, in per cent of a run. Above 90, the full length would hardly be trained.
 _PERCENT = range(15, 91, 5)
-
-_OVERFLOW = 709  #: nats, whose exp is close to the largest float
 
 _VALIDATIONS = 12  #: in a trial, without the first one, which comes before any training
 
@@ -30,11 +29,10 @@ class DemoTrial:
     corpus: Corpus
 
     def __call__(self, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
-        evaluations = math.ceil(_VALIDATIONS * self.settings.total_tokens / end)
+        evaluations = -(-_VALIDATIONS * self.settings.total_tokens // end)
         trainer = Trainer(WARMUP, replace(self.settings, evaluations=evaluations), self.corpus, scheduler)
         for record in trainer.train():
-            loss = record.validation_loss
-            perplexity = math.exp(loss) if loss < _OVERFLOW else math.inf
+            perplexity = torch.tensor(record.validation_loss, dtype=torch.float64).exp().item()  # may be infinite
             yield Validation(record.tokens, perplexity, record.tokens)
 
     def search_options(self, multiples: float) -> dict[str, Any]:
@@ -47,12 +45,10 @@ class DemoTrial:
         warmup = round(settings.learning_rate_warmup * total)
         if multiples * warmup > total:
             raise ValueError(f"multiples must keep a trial within the run's {total:,} tokens, got {multiples:g}")
-        unused = ("evaluations", "length_warmup")
-        values = {name: value for name, value in asdict(settings).items() if name not in unused}
         return {
             "max_seq_length": settings.seq_length,
             "learning_rate_warmup": warmup,
             "unit": "token",
             "durations": tuple(sorted({total * percent // 100 for percent in _PERCENT})),  # a short run has some twice
-            "settings": {**values, "text_sha256": self.corpus.fingerprint()},
+            "settings": {**asdict(settings), "text_sha256": self.corpus.fingerprint()},
         }

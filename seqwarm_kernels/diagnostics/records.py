@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..utils.checks import check_int, check_real, check_state_entries
-from ..utils.json_values import without_nan
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,9 @@ class StepRecord:
 
     def to_json(self) -> str:
         """One line of JSON. NaN and infinity, which JSON cannot represent, become null."""
-        return json.dumps(without_nan(self.numbers()), allow_nan=False)
+        numbers = self.numbers()
+        finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+        return json.dumps({**dict.fromkeys(numbers), **finite})
 
 
 #: Names that the caller's own numbers must not have.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
-from ..utils.checks import check_bool, check_int, check_module, is_dtensor
+from ..utils.checks import check_bool, check_int, is_dtensor
 from .alibi_layer import AlibiHeads, Slopes
 from .edits import Edits
 from .report import Removed, Replaced
@@ -65,7 +65,6 @@ class Surgery:
     """
 
     def __init__(self, model: nn.Module, max_seq_length: int, learn_slopes: bool) -> None:
-        check_module("model", model)
         check_bool("learn_slopes", learn_slopes)
         self.model = model
         self.max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..utils.checks import check_values
-from ..utils.cuda import is_capturing
+from ..utils.devices import is_capturing
 from .alibi_layer import Packing
 
 #: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.24. They are found by names and

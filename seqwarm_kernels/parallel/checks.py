@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..utils.checks import check_int, check_iterable
+from ..utils.checks import check_int
 from .parts import Shard
 
 
@@ -40,7 +40,6 @@ def check_halo(halo: object) -> int | list[int] | None:
         return None
     if not isinstance(halo, Sequence):
         return check_int("halo", halo, minimum=0)
-    check_iterable("halo", halo, "an int, or one for each key head")
     return [check_int("halo", width, minimum=0) for width in halo]
 
 

@@ -11,7 +11,7 @@ from ..resizing.containers import flatten_batch
 from ..resizing.layout import batch_layout
 from ..resizing.options import Options
 from ..resizing.packing import packed_bounds
-from ..utils.checks import check_bool, check_module
+from ..utils.checks import check_bool
 from .context_parallel import context_mesh
 from .shard_sequence import shard_sequence
 
@@ -42,7 +42,6 @@ class ContextBatches:
     """
 
     def __init__(self, model: nn.Module, *, shift_labels: bool = True, keys: Collection[str] | None = None) -> None:
-        check_module("model", model)
         mesh = context_mesh(model)
         if mesh is None:
             raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")

@@ -13,7 +13,6 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..models.alibi_layer import AlibiHeads, Packing
 from ..schedule.attachment import attachment_of
-from ..utils.checks import check_module
 from ..utils.modules import CONTEXT_PART
 from .checks import check_halo, check_mesh, check_parts
 from .context_attention import context_attention, context_attention_varlen
@@ -148,10 +147,8 @@ def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
             exchanged.
 
     Raises:
-        TypeError: `model` is not a module.
         ValueError: `by` is neither, or the model has no layer with `ContextParallel`.
     """
-    check_module("model", model)
     check_parts(by)
     before = {context: context.described for context in _contexts(model)}
     if not before:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..utils.checks import check_dense
 from .checks import check_local, check_mesh
 
 
@@ -36,15 +35,13 @@ def tokens_to_heads(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         (B, H/P, S, D).
 
     Raises:
-        TypeError, ValueError: An argument does not fit. The message names it.
+        TypeError: `tensor` is a DTensor, or `mesh` is no DeviceMesh.
+        ValueError: P does not divide the heads. Repeat those of key and value by `repeat_interleave(n, dim=1)`, or keep
+            tokens sharded and call `context_attention`.
     """
     ranks = _check(tensor, mesh)
     if tensor.shape[1] % ranks:
-        raise ValueError(
-            f"tensor must have a number of heads that the {ranks} ranks of the mesh divide, got {tensor.shape[1]}: "
-            "repeat the heads of key and value by repeat_interleave(n, dim=1), or keep tokens sharded and call "
-            "context_attention"
-        )
+        raise ValueError(f"tensor must have a multiple of the {ranks} ranks as heads, got {tensor.shape[1]}")
     parts = tensor.unflatten(1, (ranks, -1)).transpose(0, 1)  # (P, B, H/P, S/P, D), by the rank that gets them
     return _exchange(parts, mesh).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
@@ -60,13 +57,10 @@ def heads_to_tokens(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         (B, H, S/P, D).
 
     Raises:
-        TypeError, ValueError: An argument does not fit. The message names it.
+        TypeError: `tensor` is a DTensor, or `mesh` is no DeviceMesh.
+        RuntimeError: P does not divide the tokens.
     """
     ranks = _check(tensor, mesh)
-    if tensor.shape[2] % ranks:
-        raise ValueError(
-            f"tensor must have a number of tokens that the {ranks} ranks of the mesh divide, got {tensor.shape[2]}"
-        )
     parts = tensor.unflatten(2, (ranks, -1)).permute(2, 0, 1, 3, 4)  # (P, B, H/P, S/P, D)
     return _exchange(parts, mesh).transpose(0, 1).flatten(1, 2)
 
@@ -82,20 +76,11 @@ def local_heads(slopes: Tensor, mesh: DeviceMesh) -> Tensor:
         (H/P,) or (B, H/P).
 
     Raises:
-        TypeError, ValueError: An argument does not fit. The message names it.
+        TypeError: `mesh` is no DeviceMesh.
+        RuntimeError: P does not divide the heads.
     """
-    if not isinstance(slopes, Tensor):
-        raise TypeError(f"slopes must be a tensor, got {type(slopes).__name__}")
-    check_dense("slopes", slopes)
-    if slopes.dim() not in (1, 2):
-        raise ValueError(f"slopes must be (heads,) or (batch, heads), got shape {tuple(slopes.shape)}")
     check_mesh(mesh)
-    ranks = mesh.size()
-    if slopes.shape[-1] % ranks:
-        raise ValueError(
-            f"slopes must be of a number of heads that the {ranks} ranks of the mesh divide, got {slopes.shape[-1]}"
-        )
-    return slopes.unflatten(-1, (ranks, -1)).select(-2, mesh.get_local_rank())
+    return slopes.unflatten(-1, (mesh.size(), -1)).select(-2, mesh.get_local_rank())
 
 
 def _exchange(parts: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -105,10 +90,6 @@ def _exchange(parts: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def _check(tensor: Tensor, mesh: DeviceMesh) -> int:
     """Return the number of ranks."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"tensor must be a tensor, got {type(tensor).__name__}")
     check_local("tensor", tensor)
-    if tensor.dim() != 4:
-        raise ValueError(f"tensor must be (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
     check_mesh(mesh)
     return mesh.size()

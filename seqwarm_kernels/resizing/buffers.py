@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..ops.resize_batch.schema import INFO_DTYPES, Kind, new_rows
-from ..utils.checks import check_device, check_int
-from ..utils.cuda import is_capturing
+from ..utils.checks import check_int
+from ..utils.devices import is_capturing
 from .containers import flatten_batch
 from .layout import Layout, batch_layout
 from .options import Options
@@ -61,7 +61,7 @@ class BatchBuffers(dict[str, Tensor]):
         tensors = {name: entries[name] for name in layout.axes}
         sizes = _max_sizes(layout, rule, tensors, max_seq_len)
         dtypes = [*(tensor.dtype for tensor in tensors.values()), *INFO_DTYPES]
-        device = next(iter(tensors.values())).device if device is None else check_device("device", device)
+        device = next(iter(tensors.values())).device if device is None else device
         storages = [torch.empty(size, dtype=dtype, device=device) for size, dtype in zip(sizes, dtypes, strict=True)]
         super().__init__(zip(tensors, storages, strict=False))
         self.device = storages[0].device

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..utils.cuda import is_capturing
+from ..utils.devices import is_capturing
 from .entry_names import own_name
 from .layout import Layout
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..utils.checks import is_dtensor
-from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, is_pretrained
-from ..utils.shifted_labels import shifts_labels
+from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, is_pretrained, shifts_labels
 from .functional import resize_batch
 from .options import KEEPING_SHAPE
 

@@ -15,7 +15,6 @@ from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
 from ..resizing.told_models import Told
-from ..utils.checks import check_module
 from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
 #: Attribute in which a model keeps its attachment.
@@ -59,7 +58,6 @@ class Attachment:
         self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any], told: nn.Module | None = None
     ) -> None:
         """`told`: the model that gets the batch, if it is not `model`."""
-        check_module("model", model)
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info, which the attachment passes itself")
         check_resize_options(resize_options)
@@ -100,11 +98,6 @@ class Attachment:
             self._handle.remove()
         elif self._model._compiled_call_impl == self._resize_and_call:  # else it was compiled again
             self._model._compiled_call_impl = self._compiled_call
-
-    @property
-    def has_unseen(self) -> bool:
-        """Whether batches went through the model since the last call of `take_seen`."""
-        return self._tokens is not None
 
     def take_seen(self) -> Seen:
         """Data since the last call of `take_seen`. Waits for the device, so call it once in an optimizer step."""

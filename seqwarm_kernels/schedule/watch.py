@@ -13,7 +13,7 @@ from torch import Tensor
 from ..resizing.containers import cut_entries, flatten_batch
 from ..resizing.entry_names import is_label, is_loss_mask
 from ..utils.caller_warnings import warn_caller
-from ..utils.cuda import is_capturing
+from ..utils.devices import is_capturing
 
 #: Batches, or steps, after which the watch warns. Assumes fewer micro-batches than this in an optimizer step.
 PATIENCE = 500

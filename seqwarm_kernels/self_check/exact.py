@@ -4,12 +4,6 @@ How exact a result can be depends on its terms: where large ones cancel, little 
 move at random by up to one unit in the last place, and the results in float64 move with them. The budget is in units of
 the largest value plus the largest of such moves: 2 units in the last place of the result's dtype, and 16 of float32, in
 which kernels sum. (Measured with six seeds: at most 0.8 and 11.)
-
-Moves of inputs do not show how large terms are that cancel for all inputs alike. ALiBi has such terms where a mask
-hides all keys near a query: its scores hold one large bias, which cancels in the weights, but each score is rounded at
-its size. The reference in float32 rounds the same terms. Where a call is known for this (`rounds_scores`), the budget
-is at least four times the reference's error: kernels round a score and the constant of its row about twice as often,
-and the largest of many random errors varies. (Measured with three seeds: at most 1.8.)
 """
 
 from __future__ import annotations
@@ -44,37 +38,27 @@ class Exact:
     Args:
         compute: A function of detached tensors in float64 or float32.
         tensors: Its inputs in the dtype of the call that is compared.
-        rounds_scores: Whether the budget includes what the results lose in float32.
     """
 
-    def __init__(
-        self,
-        compute: Callable[[list[Tensor]], Sequence[Tensor]],
-        tensors: Sequence[Tensor],
-        *,
-        rounds_scores: bool = False,
-    ) -> None:
+    def __init__(self, compute: Callable[[list[Tensor]], Sequence[Tensor]], tensors: Sequence[Tensor]) -> None:
         tensors = [tensor.detach().double() for tensor in tensors]
         self.results = compute(tensors)
         self.moves = [0.0] * len(self.results)  # in units in the last place of the inputs
         generator = torch.Generator().manual_seed(0)
         for _ in range(3):  # one may move a result of few elements by almost nothing
             moved = compute([_moved(tensor, generator) for tensor in tensors])
-            differences = [_largest(one - other) for one, other in zip(moved, self.results, strict=True)]
+            differences = [largest(one - other) for one, other in zip(moved, self.results, strict=True)]
             self.moves = [max(move, by / FLOAT32) for move, by in zip(self.moves, differences, strict=True)]
-        rounded = compute([tensor.float() for tensor in tensors]) if rounds_scores else self.results
-        self.losses = [_largest(one.double() - exact) for one, exact in zip(rounded, self.results, strict=True)]
 
     def compare(
         self, names: Sequence[str], results: Sequence[Tensor], dtypes: Sequence[torch.dtype]
     ) -> Iterator[Comparison]:
         """Compare each result in the precision of its dtype."""
-        terms = self.results, self.moves, self.losses, dtypes
-        for name, result, exact, move, loss, dtype in zip(names, results, *terms, strict=True):
-            size = _largest(exact)
-            budget = max((2 * torch.finfo(dtype).eps + 16 * FLOAT32) * (move + size), 4 * loss)
+        for name, result, exact, move, dtype in zip(names, results, self.results, self.moves, dtypes, strict=True):
+            size = largest(exact)
+            budget = (2 * torch.finfo(dtype).eps + 16 * FLOAT32) * (move + size)
             same = result.shape == exact.shape and torch.equal(result.isfinite(), exact.isfinite())
-            yield Comparison(name, _largest(result.double() - exact) if same else float("inf"), budget, size)
+            yield Comparison(name, largest(result.double() - exact) if same else float("inf"), budget, size)
 
 
 def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -82,6 +66,7 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return tensor * (1 + FLOAT32 * (2 * noise - 1))
 
 
-def _largest(tensor: Tensor) -> float:
+def largest(tensor: Tensor) -> float:
+    """The largest absolute value of the finite elements."""
     finite = tensor[tensor.isfinite()]
     return finite.abs().max().item() if finite.numel() else 0.0

@@ -15,8 +15,8 @@ from ..resizing.options import KEEPING_SHAPE
 from ..schedule.attachment import Attachment, Resizer, Seen
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import is_dtensor
+from ..utils.modules import shifts_labels
 from ..utils.ranks import has_process_group
-from ..utils.shifted_labels import shifts_labels
 
 
 class ScheduleState:

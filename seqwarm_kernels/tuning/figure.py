@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..utils.figures import ACCENT, CONTRAST, QUIET, label_lines, mark, new_figure, plain_numbers
+from ..utils.figures import ACCENT, CONTRAST, PLAIN_NUMBERS, QUIET, ink, new_figure
 from .configuration import SearchConfiguration
 from .trial import Trial
 
@@ -37,9 +37,10 @@ def search_figure(configuration: SearchConfiguration, trials: Sequence[Trial], a
     perplexities.set(ylabel="validation perplexity at the full length", ylim=limits)
     rises.set(xlabel=f"{configuration.unit}s of a trial", ylabel="perplexity / best so far", ylim=(0.98, top_rise))
     rises.set_xlim(0, configuration.end)
-    plain_numbers(rises.xaxis)
-    mark(rises, f"limit: {configuration.max_rise:g} times the best before", y=configuration.max_rise)
-    label_lines([perplexities])
+    rises.xaxis.set_major_formatter(PLAIN_NUMBERS)
+    limit = f"limit: {configuration.max_rise:g} times the best before"
+    rises.axhline(configuration.max_rise, color=ink(), linestyle=":", label=limit)
+    figure.legend(loc="outside right upper")
     figure.suptitle("Trials of a search: minimum length, duration, outcome")
     return figure
 

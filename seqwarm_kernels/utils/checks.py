@@ -65,11 +65,6 @@ def check_bool(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def check_module(name: str, value: object) -> None:
-    if not isinstance(value, nn.Module):
-        raise TypeError(f"{name} must be an nn.Module, got {type(value).__name__}")
-
-
 def check_path(name: str, value: object) -> Path:
     """Return `value` as a Path. It must be a str or a path object, not bytes."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -78,42 +73,12 @@ def check_path(name: str, value: object) -> Path:
     return Path(path)
 
 
-def check_iterable(name: str, value: object, wanted: str) -> None:
-    """`value` must be an iterable of values, described by `wanted`: no text, mapping or tensor without dimensions."""
-    is_iterable = hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
-    is_scalar = getattr(value, "ndim", 1) == 0
-    if not is_iterable or is_scalar or isinstance(value, (str, bytes, bytearray, Mapping)):
-        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
-
-
-def check_device(name: str, value: object) -> torch.device:
-    """Return `value` as a device. It must be a torch.device or a str such as "cuda:0", of a device of this machine."""
-    if not isinstance(value, (torch.device, str)):
-        raise TypeError(f"{name} must be a torch.device or a str, got {type(value).__name__}")
-    try:
-        device = torch.device(value)
-    except RuntimeError as error:
-        raise ValueError(f"{name} must be a device such as 'cpu' or 'cuda:0', got {value!r}") from error
-    if torch.compiler.is_compiling():  # cannot trace the errors below
-        return device
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, ImportError, RuntimeError) as error:  # of backends that torch was built without
-        raise ValueError(f"{name} must be a device of this machine, got {str(device)!r}") from error
-    return device
-
-
 def check_dense(name: str, tensor: Tensor) -> None:
     """`tensor` must be strided and not nested."""
     if tensor.is_nested:
         raise TypeError(f"{name} must be a dense tensor, got a nested tensor")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
-
-
-def check_has_values(name: str, tensor: Tensor) -> None:
-    if tensor.is_meta:
-        raise ValueError(f"{name} must have values, got a tensor on the meta device")
 
 
 def check_values(condition: Tensor, message: str) -> None:

@@ -62,6 +62,21 @@ def has_context_parallel(model: nn.Module) -> bool:
     return any(hasattr(getattr(module, "context", None), "shards_tokens") for module in model.modules())
 
 
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether a Hugging Face model's loss leaves out the first label of each row, as in causal language models.
+
+    A model without `loss_type`, such as GPT-2, has the loss of causal language models.
+    """
+    inner = unwrapped(model)
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+        return False
+    loss_type = getattr(inner, "loss_type", None)
+    losses = sys.modules.get("transformers.loss.loss_utils")  # is imported by all models that have a type of loss
+    return loss_type is None or (
+        losses is not None and losses.LOSS_MAPPING.get(str(loss_type)) is losses.ForCausalLMLoss
+    )
+
+
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
     """Run in evaluation mode without gradients. Train/eval flags and random streams are restored afterwards."""

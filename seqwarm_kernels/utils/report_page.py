@@ -16,11 +16,6 @@ def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
     write_atomically(path, "\n\n".join([f"# {title}", *filter(None, parts)]).encode() + b"\n")
 
 
-def image(shows: str, figure: Path) -> str:
-    """A figure in the folder of the page."""
-    return f"![{shows}](<{figure.name}>)"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
@@ -28,9 +23,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def how_it_was_made(command_line: str, settings: Mapping[str, object]) -> str:
     """A table of everything that is needed to make the page again."""
-    values = {"command": f"`{command_line}`", **settings, "versions": versions()}
+    versions = f"seqwarm_kernels {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    values = {"command": f"`{command_line}`", **settings, "versions": versions}
     return table(["setting", "value"], [[name, str(value)] for name, value in values.items()])
-
-
-def versions() -> str:
-    return f"seqwarm_kernels {__version__}, torch {torch.__version__}, Python {platform.python_version()}"

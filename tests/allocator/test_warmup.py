@@ -117,7 +117,7 @@ def test_an_attached_scheduler_neither_resizes_nor_counts_the_passes(name, fails
     with pytest.raises(RuntimeError, match="interrupted") if fails else contextlib.nullcontext():
         warmup_allocator(model, 32, loss_fn=loss_fn, **arguments)
     assert lengths == [32, 8, 16, 24, 32][: 3 if fails else None]
-    assert not attachment.has_unseen
+    assert attachment.take_seen() == (0, 0)
     assert attachment.seq_length is None
     model(torch.ones(2, 32).long())
     assert lengths[-1] == 8

@@ -70,12 +70,3 @@ def test_without_kernels(monkeypatch):
     monkeypatch.setattr(backends, "why_not", lambda _, backend, *__: f"{backend} is not there")
     with pytest.raises(RuntimeError, match="kernel"):
         measure_reach(ReachSettings(2, 100))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("heads", 0), ("length", 0), ("head_dim", 0), ("seed", -1), ("score_std", -1.0), ("score_std", float("nan"))],
-)
-def test_bad_settings(name, value):
-    with pytest.raises(ValueError, match=name):
-        ReachSettings(**{"heads": 2, "length": 10, name: value})

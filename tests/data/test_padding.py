@@ -194,7 +194,6 @@ def test_a_closed_pipe_is_not_an_error(text):
         *((["--text", name], name) for name in ("nothing.txt", "bad.txt", "zero.txt", "blank.txt")),
         (["--text", "good.txt", "--max-tokens", "0"], "max_tokens"),
         (["--text", "good.txt", "--window", "-1"], "window"),
-        (["--text", "good.txt", "--figure", "no/folder.png"], "--figure"),
         (["--text", "good.txt", "--dtype", "uint16"], "dtype"),
         (["--text", "good.txt", "--tokenizer", "./nowhere"], "tokenizer"),
         (["--data", "nothing.bin"], "nothing.bin"),

@@ -294,7 +294,7 @@ def test_a_run_that_ends_in_the_meantime_keeps_its_manifest(tmp_path):
         (["a\n", "b\n"], {}, "items"),
         (["a", "\ud800"], {}, "surrogates"),
         ([{"a": {1}}], {"format": "jsonl"}, "JSON"),
-        *((items, {}, "items") for items in ([], "abc", b"abc", {"train": ["a"]}, 5, None, list)),
+        *((items, {}, "items") for items in ([], "abc", b"abc", {"train": ["a"]})),
     ],
 )
 def test_bad_input(tmp_path, items, settings, named):

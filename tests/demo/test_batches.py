@@ -2,7 +2,7 @@
 
 import torch
 
-from seqwarm_kernels.demo.batches import training_batch, validation_set
+from seqwarm_kernels.demo.text import training_batch, validation_set
 
 TEXT = torch.arange(1000, dtype=torch.int16)  # every token is its own position
 

@@ -135,7 +135,6 @@ def test_the_default_folder_is_named_after_the_time(demo, text_file):
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        (["--steps", 0], "steps"),
         (["--seq-length", 8], "seq_length"),
         (["--width", 130], "width"),
         (["--device", "cuda:99"], "device"),

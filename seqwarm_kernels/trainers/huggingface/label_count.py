@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ...ops.resize_batch.schema import IGNORED_LABEL
-from ...utils.shifted_labels import shifts_labels
+from ...utils.modules import shifts_labels
 
 
 def counts_first_labels(trainer: Trainer) -> bool:

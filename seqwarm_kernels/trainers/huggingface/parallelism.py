@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer
 
-from ...utils.shifted_labels import shifts_labels
+from ...utils.modules import shifts_labels
 from ..schedule_state import context_mesh_of
 from .derived import give_methods
 
