@@ -129,8 +129,9 @@ def _check_apart(model: nn.Module, inner: Any, options: Mapping[str, Any]) -> No
     try:
         if inner.config.is_encoder_decoder:
             raise ValueError("it is an encoder and a decoder")
-        if any(name.endswith("position_embeddings") and _has_padding(each) for name, each in inner.named_modules()):
-            raise ValueError("its positions do not begin at 0")
+        tables = [each for name, each in inner.named_modules() if name.endswith("position_embeddings")]
+        if mode == "segments" and any(getattr(each, "padding_idx", None) is not None for each in tables):
+            raise ValueError("its positions begin after that of padding, as in RoBERTa")
         with evaluation(model), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             device = next(model.parameters()).device
             batch: Any = {**guess_batch(inner, 1, _TOKENS, device)}
@@ -138,31 +139,17 @@ def _check_apart(model: nn.Module, inner: Any, options: Mapping[str, Any]) -> No
                 batch.pop("labels", None)
             keys = [name for name, value in batch.items() if value.shape == (1, _TOKENS)]
             batch = resize_batch(batch, 1, mode=mode, boundaries=boundaries, keys=keys)
-            with _nothing_zero(model), _kept_embeddings(inner) as embeddings:
+            embeddings: list[Tensor] = []
+            hook = inner.get_input_embeddings().register_forward_hook(
+                lambda module, args, output: embeddings.append(output.requires_grad_())
+            )
+            with _nothing_zero(model), hook:
                 later = _output(call_model(model, batch))[:, 1:]
                 (gradient,) = torch.autograd.grad(later, embeddings[0], torch.randn_like(later))
     except Exception as error:
         raise ValueError(f"{type(model).__name__} cannot be told {told}: {error}") from error
     if gradient.view(_TOKENS, -1)[0].any():
         raise ValueError(f"{type(model).__name__} cannot be told {told}: its tokens still see all tokens before")
-
-
-def _has_padding(module: nn.Module) -> bool:
-    """Whether it is a table of positions as in RoBERTa, where they begin after the entry for padding."""
-    return isinstance(module, nn.Embedding) and module.padding_idx is not None
-
-
-@contextmanager
-def _kept_embeddings(model: Any) -> Iterator[list[Tensor]]:
-    """A list to which the forward adds the embeddings of its tokens, with a gradient also if they are frozen."""
-    kept: list[Tensor] = []
-    handle = model.get_input_embeddings().register_forward_hook(
-        lambda module, args, output: kept.append(output.requires_grad_())
-    )
-    try:
-        yield kept
-    finally:
-        handle.remove()
 
 
 def _output(output: Any) -> Tensor:
