@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import sys
 
 import pytest
 

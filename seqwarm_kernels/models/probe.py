@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..utils.devices import to_float64
 from ..utils.modules import (
+    CACHE_NAMES,
     ExampleBatch,
     as_mapping,
     call_model,
@@ -23,7 +24,6 @@ from ..utils.modules import (
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
-from .transformers_attention import CACHE_NAMES
 
 _Paths = Mapping[nn.Module, str]  #: of the layers in the model
 

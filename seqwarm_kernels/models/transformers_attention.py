@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..utils.checks import check_values
-from ..utils.modules import forward_parameters
+from ..utils.modules import CACHE_NAMES, forward_parameters
 from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention, has_shards
 from .transformers_masks import Visible, boundaries, check_encoded, decode, encode
 
@@ -27,9 +27,6 @@ _UNSUPPORTED = {
     # Only a paged cache comes with it. Before transformers 5.24 such a cache was called `cache`, now every cache is.
     "write_index": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
 }
-
-#: What the forward of a model calls its cache, since transformers 5.24 and before.
-CACHE_NAMES = ("cache", "past_key_values")
 
 #: Keyword arguments of packed sequences, as for FlashAttention.
 _PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

@@ -12,29 +12,36 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..utils.checks import is_dtensor
-from ..utils.modules import call_model, evaluation, forward_parameters, guess_batch, is_pretrained, shifts_labels
+from ..utils.modules import (
+    CACHE_NAMES,
+    call_model,
+    evaluation,
+    forward_parameters,
+    guess_batch,
+    is_pretrained,
+    shifts_labels,
+)
 from .functional import resize_batch
 from .options import KEEPING_SHAPE
 
 #: Parts of the names of attentions of transformers that read `cu_seq_lens_q`. Others read `position_ids`.
 _OF_BOUNDARIES = ("flash", "seqwarm")
+#: What models of transformers must get, by what tells them.
+_NEEDED = {"position_ids": ["position_ids"], "cu_seq_lens": ["cu_seq_lens_q", "position_ids"], "window": ["window"]}
 #: Tokens of the example by which a model is tested.
 _TOKENS = 4
-#: Of the change of the token itself. Experts round differently when other tokens change their rows: by 1e-7 of it in
-#: float32. Untrained models that do not keep tokens apart change others by 4e-3 of it and more.
-_ROUNDING = 1e-3
 
 
 class Told:
     """What `resize_batch` does for one model: its options, the entries that the model takes, and those it must get.
 
     A model of transformers is run on four tokens, each in a segment of its own, to see whether it keeps them apart.
-    Given `boundaries`, and the parameters of other models, are trusted.
+    `boundaries="segment_length"`, and other models, are trusted.
 
     Args:
         options: Of `resize_batch`.
-        by_rows: The model gets some rows of a batch at a time, in one argument, so that boundaries over all rows cannot
-            be told.
+        by_rows: The model gets some rows of a batch at a time, so that boundaries over all rows cannot be told. So does
+            `nn.DataParallel`.
 
     Attributes:
         options: With the `boundaries` that the model reads, and the labels that it uses.
@@ -47,50 +54,68 @@ class Told:
         self.options = dict(options)
         self._not_taken: list[str] = []  # of what these options add to a batch
         self._inner: list[Any] = []  # models of transformers
+        self._own = forward_parameters(model)
+        self._takes_all = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in self._own.values())
+        self._told_by = options.get("boundaries")
         mode = options.get("mode")
         if mode not in KEEPING_SHAPE:
             return
-        self._inner = _pretrained(model)
-        own = forward_parameters(model)
-        if mode == "segments":
-            self.options.setdefault("keep_first_labels", not shifts_labels(next(iter(self._inner), model)))
-        if options.get("boundaries") is None and not (mode == "window" and "window" in own):
-            self._choose_boundaries(model, own, mode, by_rows)
-        takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in own.values())
-        if not self._inner:
-            are_read = takes_all or self.options.get("boundaries") == "position_ids"
-            names = ("use_cache",) if are_read else ("use_cache", "position_ids")
-            self._not_taken = [name for name in names if name not in own]
-
-    def _choose_boundaries(self, model: nn.Module, own: Collection[str], mode: str, by_rows: bool) -> None:
-        if mode == "segments" and "segment_length" in own:
-            self.options["boundaries"] = "segment_length"
-        elif mode == "segments" and "cu_seq_lens_q" in own:
-            self.options["boundaries"] = "cu_seq_lens"
-        elif not self._inner:
+        inner: list[Any] = _pretrained(model)
+        by_rows |= isinstance(model, nn.DataParallel)
+        if self._told_by is None:
+            self._told_by = _chosen(mode, inner, self._own, by_rows)
+        if self._told_by is None:
             needed = "window" if mode == "window" else "segment_length or cu_seq_lens_q"
             raise ValueError(
                 f"mode={mode!r} needs a forward with {needed}, or a model of transformers, got {type(model).__name__}"
             )
+        if by_rows and self._told_by == "cu_seq_lens":
+            raise ValueError(f"boundaries must not be over all rows for {type(model).__name__}, got 'cu_seq_lens'")
+        if mode == "segments":
+            self.options["boundaries"] = self._told_by
+            self.options.setdefault("keep_first_labels", not shifts_labels(next(iter(inner), model)))
+        if inner and self._told_by != "segment_length":
+            self._inner = inner
+            for each in inner:
+                _check_apart(model if by_rows else each, each, self.options)
         else:
-            if mode == "segments":  # transformers has no public name of a model's attention
-                attentions = [inner.config._attn_implementation for inner in self._inner]
-                read = any(part in attention for attention in attentions for part in _OF_BOUNDARIES)
-                self.options["boundaries"] = "cu_seq_lens" if read and not by_rows else "position_ids"
-            for inner in self._inner:
-                _check_apart(model if by_rows else inner, inner, self.options)
+            are_read = self._takes_all or self._told_by == "position_ids"
+            names = ("use_cache",) if are_read else ("use_cache", "position_ids")
+            self._not_taken = [name for name in names if name not in self._own]
 
     def strip(self, resized: Any, batch: Any) -> Any:
         """A resized batch without what was added to it and the model's forward does not take."""
-        for name in self._not_taken:
-            if name not in batch:
-                resized.pop(name, None)
+        if self._own.keys() & batch.keys():  # else it takes the batch as a whole
+            for name in self._not_taken:
+                if name not in batch:
+                    resized.pop(name, None)
         return resized
+
+    def check_taken(self, resized: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Check that a forward with these inputs takes what was added to them."""
+        missing = [name for name in resized if name not in inputs and name not in self._own]
+        if missing and not self._takes_all:
+            raise ValueError(f"the model's forward must take {missing[0]!r} under mode={self.options['mode']!r}")
 
     def require(self) -> Requirement:
         """What raises if a resized call does not pass to models of transformers what limits their attention."""
-        told_by = self.options.get("boundaries") or "window"
-        return Requirement(told_by, [] if told_by == "segment_length" else self._inner)
+        return Requirement(self._told_by or "", self._inner)
+
+
+def _chosen(mode: str, inner: Sequence[Any], own: Collection[str], by_rows: bool) -> str | None:
+    """What tells a model the limits of its attention: an entry of its forward, or what its models of transformers read.
+
+    transformers has no public name of a model's attention.
+    """
+    if mode == "window":
+        return "window" if inner or "window" in own else None
+    if "segment_length" in own:
+        return "segment_length"
+    if "cu_seq_lens_q" in own:
+        return "cu_seq_lens"
+    attentions = [each.config._attn_implementation for each in inner]
+    read = any(part in attention for attention in attentions for part in _OF_BOUNDARIES)
+    return ("cu_seq_lens" if read and not by_rows else "position_ids") if inner else None
 
 
 def _pretrained(model: nn.Module) -> list[nn.Module]:
@@ -100,31 +125,37 @@ def _pretrained(model: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(inner for child in model.children() for inner in _pretrained(child)))
 
 
-def _check_apart(model: nn.Module, inner: nn.Module, options: Mapping[str, Any]) -> None:
-    """Run a model twice on tokens that must not see each other, of which the first one differs.
+def _check_apart(model: nn.Module, inner: Any, options: Mapping[str, Any]) -> None:
+    """Check that tokens which must not see the first one of a row have no gradient of its embedding.
 
-    `inner` is the model of transformers in it, by which the tokens are made.
+    A gradient that must be 0 is 0, however small others are, and however experts round. `inner` is the model of
+    transformers in `model`, by which the tokens are made.
     """
     mode, boundaries = options["mode"], options.get("boundaries")
     told = f"segments by {boundaries}" if mode == "segments" else "a window"
     try:
-        with evaluation(model), torch.compiler.set_stance("force_eager"):
+        if inner.config.is_encoder_decoder:
+            raise ValueError("it is an encoder and a decoder")
+        tables = [each for name, each in inner.named_modules() if name.endswith("position_embeddings")]
+        if mode == "segments" and any(getattr(each, "padding_idx", None) is not None for each in tables):
+            raise ValueError("its positions begin after that of padding, as in RoBERTa")
+        with evaluation(model), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             device = next(model.parameters()).device
             batch: Any = {**guess_batch(inner, 1, _TOKENS, device)}
             if model is inner:  # else its forward may need them
                 batch.pop("labels", None)
             keys = [name for name, value in batch.items() if value.shape == (1, _TOKENS)]
             batch = resize_batch(batch, 1, mode=mode, boundaries=boundaries, keys=keys)
-            changed = batch["input_ids"].clone()
-            changed[:, 0] = changed[:, 0] == 0  # token 1 for token 0, token 0 for any other
-            with _nothing_zero(model):
-                first, second = (
-                    _output(call_model(model, {**batch, "input_ids": ids})) for ids in (batch["input_ids"], changed)
-                )
+            embeddings: list[Tensor] = []
+            hook = inner.get_input_embeddings().register_forward_hook(
+                lambda module, args, output: embeddings.append(output.requires_grad_())
+            )
+            with _nothing_zero(model), hook:
+                later = _output(call_model(model, batch))[:, 1:]
+                (gradient,) = torch.autograd.grad(later, embeddings[0], torch.randn_like(later))
     except Exception as error:
         raise ValueError(f"{type(model).__name__} cannot be told {told}: {error}") from error
-    change = (first - second).abs().amax((0, 2))
-    if (change[1:] > _ROUNDING * change[0]).any():
+    if gradient.view(_TOKENS, -1)[0].any():
         raise ValueError(f"{type(model).__name__} cannot be told {told}: its tokens still see all tokens before")
 
 
@@ -139,16 +170,18 @@ def _output(output: Any) -> Tensor:
 
 @contextmanager
 def _nothing_zero(model: nn.Module) -> Iterator[None]:
-    """Random values in matrices that are zero, as projections often begin: behind them no token would see another."""
-    matrices = (each for each in model.parameters() if each.dim() > 1 and each.is_floating_point())
-    zero = [each for each in matrices if not is_dtensor(each) and not each.any()]
+    """Random values in parameters that are zero, as projections and gates begin: behind them no token sees another."""
+    numbers = (each for each in model.parameters() if each.is_floating_point() and not is_dtensor(each))
+    zero = [each for each in numbers if not each.any()]
     try:
         for parameter in zero:
-            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+            nn.init.normal_(parameter, std=0.02)
+        torch.clear_autocast_cache()  # of parameters in another dtype
         yield
     finally:
         for parameter in zero:
-            parameter.zero_()
+            nn.init.zeros_(parameter)
+        torch.clear_autocast_cache()
 
 
 class Requirement:
@@ -177,12 +210,14 @@ class Requirement:
         if not (self.is_resizing and torch.is_grad_enabled()):
             return
         given = {**dict(zip(forward_parameters(model), args, strict=False)), **kwargs}
-        name = "cu_seq_lens_q" if self._told_by == "cu_seq_lens" else self._told_by
-        if given.get(name) is None:
-            raise ValueError(f"the model must get all entries of a resized batch; {name!r} is missing")
+        name = self._told_by
+        missing = [entry for entry in _NEEDED[name] if given.get(entry) is None]
+        if missing:
+            raise ValueError(f"the model must get all entries of a resized batch; {missing[0]!r} is missing")
         if name != "window" and given.get("attention_mask") is not None:
             raise ValueError("attention_mask must be None under mode='segments', which it would undo, got a mask")
-        if name == "position_ids" and given.get("past_key_values") is not None:
-            raise ValueError("past_key_values must be None under mode='segments', which a cache would undo")
+        cache = next((cache for cache in CACHE_NAMES if given.get(cache) is not None), None)
+        if name == "position_ids" and cache is not None:
+            raise ValueError(f"{cache} must be None under mode='segments', which a cache would undo")
         if name == "position_ids" and given.get("use_cache") is not False and getattr(model.config, "use_cache", True):
             raise ValueError("use_cache must be False under mode='segments', which a cache would undo")

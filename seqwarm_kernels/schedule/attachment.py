@@ -75,7 +75,6 @@ class Attachment:
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
         self._samples = 0
         self._is_paused = False
-        self._had_gradients = True  # in the last call in training mode
         self._handle: RemovableHandle | None = None
         self._compiled_call: Any = model._compiled_call_impl
         if self._compiled_call is None:
@@ -115,13 +114,13 @@ class Attachment:
         self._requirement.is_resizing = False
         if self._is_paused or not model.training:
             return args, kwargs
-        had_gradients, self._had_gradients = self._had_gradients, torch.is_grad_enabled()
         if not torch.is_grad_enabled():
             return args, kwargs
         self._requirement.is_resizing = True
         # In backward, activation checkpointing repeats a forward. torch has no public way to ask.
-        is_repeated = torch._C._current_graph_task_id() != -1
-        if is_repeated and not had_gradients:
+        node = torch._C._current_autograd_node()
+        is_repeated = node is not None
+        if is_repeated and node.name() == "CheckpointFunctionBackward":
             raise RuntimeError("use_reentrant must be False in a checkpoint around an attached model, got True")
         if len(args) == 1 and is_container(args[0]) and not any(isinstance(value, Tensor) for value in kwargs.values()):
             _refuse_counts(kwargs)
@@ -133,6 +132,7 @@ class Attachment:
         inputs = dict(zip(names, args, strict=True)) | kwargs
         _refuse_counts(inputs)
         resized = self._resized(inputs, is_repeated)
+        self._told.check_taken(resized, inputs)
         return tuple(resized.pop(name, None) for name in names), resized  # "segments" removes the attention mask
 
     def _resized(self, batch: Any, is_repeated: bool) -> Any:

@@ -22,6 +22,9 @@ NUM_ITEMS_IN_BATCH = "num_items_in_batch"
 #: model with `parallel.ContextParallel` takes it from its arguments.
 CONTEXT_PART = "context_part"
 
+#: What the forward of a model of transformers calls its cache, since 5.24 and before.
+CACHE_NAMES = ("cache", "past_key_values")
+
 #: A batch that a model is called with: keyword arguments by name, positional arguments, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
 

@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy
 
 import seqwarm_kernels.models.seqwarm  # noqa: F401
-from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, apply_alibi
+from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, apply_alibi, resize_batch
 
 from .zoo import transformers
 
@@ -229,6 +229,8 @@ WRONGLY_PASSED = {
     "nothing": (lambda ids, others: {}, "'position_ids'|'cu_seq_lens_q'|'window'"),
     "no word on the cache": (lambda ids, others: others | {"use_cache": None}, "use_cache"),
     "a cache": (lambda ids, others: others | {"past_key_values": transformers.DynamicCache()}, "past_key_values"),
+    "a cache since 5.24": (lambda ids, others: others | {"cache": transformers.DynamicCache()}, "^cache"),
+    "no positions": (lambda ids, others: others | {"position_ids": None}, "position_ids"),
     "a mask of its own": (lambda ids, others: others | {"attention_mask": torch.ones_like(ids)}, "attention_mask"),
 }
 
@@ -239,6 +241,7 @@ WRONGLY_PASSED = {
     [
         *(("llama-sdpa", "segments", passes) for passes in WRONGLY_PASSED),
         ("llama-seqwarm", "segments", "nothing"),
+        ("llama-seqwarm", "segments", "no positions"),  # as PEFT's prompts, which lengthen rows
         ("gpt2-alibi", "segments", "nothing"),
         ("gpt2-alibi", "window", "nothing"),
     ],
@@ -255,6 +258,65 @@ def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes,
     model.eval()(input_ids=ids)
     attachment.remove()
     model.train()(input_ids=ids)
+
+
+class Fixed(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, labels=None):
+        return self.model(input_ids=input_ids, labels=labels).loss
+
+
+def test_a_wrapper_that_takes_no_segments_raises():
+    model = Fixed(made("llama-sdpa"))
+    schedule(4).attach(model, mode="segments")
+    with pytest.raises(ValueError, match="'position_ids'"):
+        model(random_ids(), random_ids())
+
+
+def test_a_model_that_takes_a_whole_batch_gets_all_of_it():
+    class Whole(nn.Module):
+        def forward(self, batch):
+            return batch
+
+    model = Whole()
+    schedule(4).attach(model, mode="segments", boundaries="segment_length")
+    assert model({"input_ids": random_ids()}).keys() == {"input_ids", "position_ids", "segment_length"}
+
+
+def test_data_parallel_splits_no_boundaries():
+    """It would give each device a part of them, beside some rows."""
+    model, seen = made("llama-seqwarm"), []
+    parallel = nn.DataParallel(model)
+    with pytest.raises(ValueError, match="boundaries"):
+        schedule(4).attach(parallel, mode="segments", boundaries="cu_seq_lens")
+    schedule(4).attach(parallel, mode="segments")
+    model.register_forward_pre_hook(lambda model, args, kwargs: seen.extend(kwargs), with_kwargs=True)
+    parallel(input_ids=random_ids())
+    assert {*seen} == {"input_ids", "position_ids", "use_cache"}
+
+
+def test_flex_attention_keeps_segments_apart():
+    """Its forward. It has no backward on a CPU, so `attach` refuses it there."""
+    model, batch = llama("flex_attention"), {"input_ids": random_ids()}
+    with torch.no_grad():
+        segments = model(**resize_batch(batch, 4, mode="segments")).logits
+        expected = model(**resize_batch(batch, 4, mode="flatten"), use_cache=False).logits
+    torch.testing.assert_close(segments, expected.view_as(segments), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="FlexAttention"):
+        schedule(4).attach(model, mode="segments")
+
+
+def test_attaching_leaves_nothing_in_the_cache_of_autocast():
+    """The test of the model fills in parameters that are zero, such as biases."""
+    model, ids = gpt2().eval(), random_ids()
+    with torch.autocast("cpu"):
+        expected = model(ids).logits
+    with torch.autocast("cpu"):
+        schedule(4).attach(model, mode="segments")
+        assert torch.equal(model(ids).logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -344,24 +406,46 @@ def bloom():
     )
 
 
-def bert():
-    return transformers.BertForMaskedLM(transformers.BertConfig(hidden_size=32, intermediate_size=48, **SIZES))
+def masked(kind, **more):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, **SIZES}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **more)
+    return getattr(transformers, f"{kind}ForMaskedLM")(config)
+
+
+def lfm2():
+    """Its weights are so small that tokens change others by 1e-3 of their own change."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2, **SIZES}
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(layer_types=["conv", "full_attention"], **sizes))
+
+
+def t5():
+    sizes = {"d_model": 32, "d_ff": 48, "num_layers": 1, "num_heads": 4, "d_kv": 8}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, **sizes))
+
+
+SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
 
 
 @pytest.mark.parametrize(
-    ("make", "mode", "name"),
+    ("make", "options", "name"),
     [
-        (lambda: Own("nothing"), "segments", "segment_length"),
-        (lambda: Own("nothing"), "window", "window"),
-        (llama, "window", "window"),
-        (bloom, "segments", "position_ids"),
-        (bert, "segments", "position_ids"),
+        (lambda: Own("nothing"), SEGMENTS, "segment_length"),
+        (lambda: Own("nothing"), WINDOW, "window"),
+        (llama, WINDOW, "window"),
+        (bloom, SEGMENTS, "position_ids"),
+        (bloom, SEGMENTS | {"boundaries": "position_ids"}, "position_ids"),
+        (lambda: masked("Bert"), SEGMENTS, "position_ids"),
+        (lambda: masked("Roberta", attn_implementation="seqwarm"), SEGMENTS, "positions"),
+        (lfm2, SEGMENTS, "position_ids"),
+        (lambda: lfm2().bfloat16(), SEGMENTS, "position_ids"),
+        (t5, SEGMENTS, "encoder"),
     ],
 )
-def test_models_that_cannot_be_told_are_refused(make, mode, name):
+def test_models_that_cannot_be_told_are_refused(make, options, name):
+    torch.manual_seed(0)
     model = make().train()
     with pytest.raises(ValueError, match=name):
-        schedule(4).attach(model, mode=mode)
+        schedule(4).attach(model, **options)
     assert model.training
     schedule(4).attach(model)  # nothing is left of the first
 

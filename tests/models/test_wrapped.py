@@ -6,21 +6,21 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 from seqwarm_kernels.models.alibi_layer import observe_calls
 
 from ..support.ranks import mean_of_two_ranks
-from ..support.tiers import first_fast
 from .zoo import VOCABULARY, heads_of, make, slopes_of
 
 STEPS, ROWS, LENGTH = 4, 4, 24
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 
 
-def train(model, call, share):
+def train(model, call, share, mode="truncate"):
     """Return the losses of a training run with a schedule. `call` is the wrapped model."""
     schedule = SequenceLengthScheduler(8, LENGTH, duration=3, step_size=8)
-    schedule.attach(call)
+    schedule.attach(call, mode=mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(STEPS):
@@ -35,9 +35,14 @@ def train(model, call, share):
 
 
 def converted(name):
+    """A converted model, or "name-attention": one with this attention."""
+    name, _, attention = name.partition("-")
     torch.manual_seed(0)
     model = make(name).train()
-    apply_alibi(model, LENGTH, learn_slopes=True)
+    if attention:
+        model.set_attn_implementation(attention)
+    else:
+        apply_alibi(model, LENGTH, learn_slopes=True)
     torch.manual_seed(1)
     return model
 
@@ -63,19 +68,33 @@ def shard_slopes(model, mesh):
         fully_shard(heads, mesh=mesh)
 
 
-def train_one_of_two(rank, name, wrapping):
+def train_one_of_two(rank, name, wrapping, mode):
     model = converted(name)
-    return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
+    return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank], mode)
 
 
 @pytest.mark.parametrize(
-    ("name", "wrapping"),
-    first_fast([("gpt2", "fsdp"), ("gpt2", "ddp"), ("llama", "fsdp"), ("gpt2", "fsdp, slopes first")]),
+    ("name", "wrapping", "mode"),
+    [
+        ("gpt2", "fsdp", "truncate"),
+        ("llama-seqwarm", "ddp", "segments"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("gpt2", "ddp", "truncate"),
+                ("llama", "fsdp", "truncate"),
+                ("gpt2", "fsdp, slopes first", "truncate"),
+                ("gpt2", "ddp", "segments"),
+                ("gpt2", "fsdp", "segments"),
+                ("llama-sdpa", "fsdp", "segments"),
+            ]
+        ),
+    ],
 )
-def test_two_ranks_train_as_one(name, wrapping):
-    together = mean_of_two_ranks(train_one_of_two, name, wrapping)
+def test_two_ranks_train_as_one(name, wrapping, mode):
+    together = mean_of_two_ranks(train_one_of_two, name, wrapping, mode)
     model = converted(name)
-    torch.testing.assert_close(together, train(model, model, lambda ids: ids), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(together, train(model, model, lambda ids: ids, mode), rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture

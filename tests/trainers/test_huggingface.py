@@ -17,6 +17,7 @@ pytest.importorskip("accelerate")
 
 import transformers
 
+import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..support.huggingface import logged, quiet_trainer
@@ -48,6 +49,18 @@ def trainer(folder, model, callbacks, data=None, **arguments):
     data = dataset() if data is None else data
     settings = {"per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE, **arguments}
     return quiet_trainer(folder, model, *callbacks, given={"train_dataset": data, "eval_dataset": data[:2]}, **settings)
+
+
+def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
+    """The Trainer's nn.DataParallel would give each a part of them, beside some rows."""
+    made, seen = model(), []
+    made.set_attn_implementation("seqwarm")
+    made.register_forward_pre_hook(lambda model, args, kwargs: seen.extend(kwargs), with_kwargs=True)
+    training = trainer(tmp_path, made, [SequenceLengthWarmup(schedule(), mode="segments")], max_steps=1)
+    training.args._n_gpu = 2
+    training.train()
+    assert "position_ids" in seen
+    assert "cu_seq_lens_q" not in seen
 
 
 @pytest.mark.parametrize(

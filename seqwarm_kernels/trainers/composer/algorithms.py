@@ -81,8 +81,6 @@ class SeqLengthWarmup(Algorithm):
     ) -> None:
         if mode is not None:
             check_choice("mode", mode, KEEPING_SHAPE)
-            if boundaries == "cu_seq_lens":  # over all rows
-                raise ValueError("boundaries must be 'position_ids' or 'segment_length', got 'cu_seq_lens'")
         duration = check_real("duration", duration)
         if not 0 <= duration <= 1:
             raise ValueError(f"duration must be a share of the training, from 0 to 1, got {duration}")
@@ -142,9 +140,8 @@ class SeqLengthWarmup(Algorithm):
         length = self._current_length(state)
         whole = state.batch
         if self._told is not None:
-            resized, info = resize_batch(whole, length, return_info=True, **self._told.options)
+            state.batch, info = resize_batch(whole, length, return_info=True, **self._told.options)
             self.num_valid_tokens = info.num_valid_tokens
-            state.batch = self._told.strip(resized, whole)
             added = {*state.batch} - {*whole}
             self._numbers = {name: state.batch.pop(name) for name in added if not isinstance(state.batch[name], Tensor)}
         else:

@@ -84,7 +84,8 @@ class SequenceLengthWarmup(ScheduleState, AddedCallback):
             raise ValueError("average_tokens_across_devices must be True for a model with ContextParallel, got False")
         ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
         self._batches = nn.Identity()
-        self._attach(self._batches, model, args.device, ranks_of_batch)
+        called = nn.DataParallel(model) if args.n_gpu > 1 else model  # as the Trainer wraps it
+        self._attach(self._batches, called, args.device, ranks_of_batch)
         self._warn_of_short_training(max(0, state.max_steps - state.global_step))
         follow_source(rates.scheduler if isinstance(rates, AcceleratedScheduler) else rates)
 
