@@ -82,7 +82,7 @@ def test_a_training_equals_the_loop_in_every_case(adapter, case, tmp_path):
 RESUMED = {
     name: replace(CASES[name], saves=True, evaluate_every=None)
     for name in ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
-}
+} | {"logged-seldom": Case(saves=True, evaluate_every=None, log_every=3)}
 
 
 @each_case(RESUMED, fast=["truncate-padded"])
@@ -109,7 +109,7 @@ ENDING = {
 }
 
 
-@each_case(ENDING, fast=["total-tokens-token", "interrupt-step"])
+@each_case(ENDING, fast=["total-tokens-token", "interrupt-token"])
 def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)
@@ -132,6 +132,26 @@ def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case,
     assert_logged(training, expected)
 
 
+SHORT = {
+    "max-steps": Case({}, "step", 20, max_steps=5),
+    "epochs": Case({}, "step", 20),
+    "samples": Case({}, "sample", 100, max_steps=5),
+}
+
+
+@each_case(SHORT, fast=SHORT, warns_of_short=True)
+def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(adapter, case, tmp_path):
+    training, by_hand = adapter(case, Model(), tmp_path), oracle.train(case, adapter.rule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the training ends at")
+        with pytest.raises(
+            UserWarning, match=f"{case.duration} {case.unit}s, and the training takes {by_hand.progress}"
+        ):
+            training.run()
+    is_known = case.unit == "step" and (case.max_steps or adapter.knows_steps_of_epochs)
+    assert training.record().steps == (0 if is_known else by_hand.steps)
+
+
 def first_training(training, model):
     if training.case.fails is None:
         return training.run()
@@ -149,24 +169,18 @@ def assert_evaluation(record, case, by_hand):
 
 
 @each_trainer(ends_by_tokens=True)
-def test_a_resumed_training_ends_by_tokens(adapter, tmp_path):
+def test_a_resumed_training_ends_by_tokens_and_has_the_schedule_of_its_checkpoint(adapter, tmp_path):
     case = replace(CASES["truncate"], saves=True, evaluate_every=None)
-    expected = oracle.train(case, adapter.rule)
-    at_half = expected.train_tokens[case.epoch_steps - 1]
+    expected, half = oracle.train(case, adapter.rule), case.epoch_steps
     adapter(case, Model(), tmp_path).fit()
-    ends = replace(case, saves=False, total_tokens=expected.train_tokens[case.epoch_steps])  # of one more step
-    training = adapter(ends, Model(seed=2), tmp_path)
-    assert training.run(resume=case.epoch_steps).steps == case.epoch_steps + 1
-    with pytest.raises(ValueError, match=f"total_tokens must be more than the {at_half} tokens"):
-        adapter(replace(ends, total_tokens=at_half), Model(), tmp_path).fit(resume=case.epoch_steps)
-
-
-@each_trainer(keeps_schedule=True)
-def test_a_checkpoint_of_another_schedule_raises(adapter, tmp_path):
-    case = replace(CASES["truncate"], saves=True, evaluate_every=None)
-    adapter(case, Model(), tmp_path).fit()
-    with pytest.raises(ValueError, match="duration is 10 in the state, 11 here"):
-        adapter(replace(case, duration=11), Model(), tmp_path).fit(resume=case.epoch_steps)
+    ends = replace(case, saves=False, total_tokens=expected.train_tokens[half])  # of one more step
+    assert adapter(ends, Model(seed=2), tmp_path).run(resume=half).steps == half + 1
+    refused = [(replace(ends, total_tokens=expected.train_tokens[half - 1]), "total_tokens")]
+    if adapter.keeps_schedule:
+        refused.append((replace(case, duration=11), "duration is 10 in the state, 11 here"))
+    for other, message in refused:
+        with pytest.raises(ValueError, match=message):
+            adapter(other, Model(), tmp_path).fit(resume=half)
 
 
 #: Each step has the batches of both ranks, so there are half as many.

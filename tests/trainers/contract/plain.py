@@ -11,7 +11,7 @@ from .oracle import Rule
 
 class Plain(Adapter):
     rule = Rule("batches")
-    warns_of_short = ends_by_tokens = has_monitor = False
+    warns_of_short = ends_by_tokens = shards_rows = has_monitor = False
 
     @classmethod
     def supports(cls, case):
@@ -23,7 +23,7 @@ class Plain(Adapter):
 
     @staticmethod
     def join_ranks(rank, port):
-        Adapter.rank, Adapter.world_size = rank, 2
+        Adapter.join_ranks(rank, port)
         join_group(rank, port)
 
     def fit(self, resume=None):

@@ -31,12 +31,12 @@ CASES = {
     "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", 2, rates="StepByTokens"),
     "reshape-drop": Case(reshape("drop"), "token", 400, accumulate=2, log_every=3),
     "reshape-pad": Case(reshape("pad"), "sample", 60, rates="TokenLR"),
-    "reshape-overlap": Case(reshape("overlap"), data="padded"),
+    "reshape-overlap": Case(reshape("overlap"), data="padded", log_every=3),
     "flatten": Case(FLATTEN, "token", 400, rates="TokenLR"),
     "flatten-accumulated": Case(FLATTEN, duration=6, accumulate=2),
-    "packed-truncate": Case(data="packed", rates="TokenLR"),
+    "packed-truncate": Case(data="flattened", rates="TokenLR"),
     "packed-reshape": Case(reshape("pad"), "token", 220, "packed"),
-    "packed-flatten": Case(FLATTEN, data="packed"),
+    "packed-flatten": Case(FLATTEN, data="flattened"),
     "segments": Case(SEGMENTS, "token", 400, accumulate=2, rates="TokenLR"),
     "segments-padded": Case(SEGMENTS, data="padded"),
     "segments-packed": Case(SEGMENTS, data="packed"),
@@ -83,23 +83,29 @@ def each_trainer(**attributes):
     """Parametrizes a test by the adapters with these attributes."""
 
     def rows(trainer, adapter):
-        fits = all(getattr(adapter, name) == value for name, value in attributes.items())
-        return [pytest.param(adapter, id=trainer)] if fits else []
+        return [pytest.param(adapter, id=trainer)] if _has(adapter, attributes) else []
 
     return _parametrized(("adapter",), rows)
 
 
-def each_case(cases, fast):
-    """Parametrizes a test by the adapters and the cases that they support. Those that are not in `fast` are slow."""
+def each_case(cases, fast, **attributes):
+    """Parametrizes a test by the adapters with these attributes, and the cases that they support.
+
+    Those that are not in `fast` are slow.
+    """
 
     def marks_of(name):
         return [] if name in fast else [pytest.mark.slow]
 
     def rows(trainer, adapter):
-        supported = {name: case for name, case in cases.items() if adapter.supports(case)}
         return [
             pytest.param(adapter, case, id=f"{trainer}-{name}", marks=marks_of(name))
-            for name, case in supported.items()
+            for name, case in cases.items()
+            if _has(adapter, attributes) and adapter.supports(case)
         ]
 
     return _parametrized(("adapter", "case"), rows)
+
+
+def _has(adapter, attributes):
+    return all(getattr(adapter, name) == value for name, value in attributes.items())
