@@ -37,7 +37,7 @@ NETWORK = "llama-alibi"
 #: Two ranks get whole rows, the tokens of a packed row, or one of them: as one stream, a batch has 9, 4, 3 or 2 rows.
 CASES = {
     "rows": Case({}, "token", 80, "padded", NETWORK, accumulate=2),
-    "switch": Case(FLATTEN, "sample", 60, "padded", NETWORK, saves=True),
+    "switch": Case(FLATTEN, "sample", 32, "padded", NETWORK, saves=True),
     "packed": Case(data="flattened", network=NETWORK),
 }
 

@@ -1,4 +1,4 @@
-"""What the callbacks promise in a Hugging Face Trainer alone; test_contract.py and test_monitors.py have the rest."""
+"""What the callbacks promise in a Hugging Face Trainer alone; test_contract.py has the rest."""
 
 import copy
 import json

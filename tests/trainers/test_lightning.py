@@ -1,4 +1,4 @@
-"""What the callbacks promise in a Lightning Trainer alone; test_contract.py and test_monitors.py have the rest."""
+"""What the callbacks promise in a Lightning Trainer alone; test_contract.py has the rest."""
 
 import warnings
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What callbacks promise in Composer's trainer alone; test_contract.py and test_monitors.py have the rest."""
+"""What callbacks promise in Composer's trainer alone; test_contract.py has the rest."""
 
 import pytest
 

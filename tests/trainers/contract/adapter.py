@@ -47,7 +47,7 @@ class Adapter(abc.ABC):
         self.case, self.model, self.folder = case, model, folder
         self.records: list[Any] = []
         self.monitors = []
-        if case.is_watched:
+        if case.is_watched and self.has_monitor:
             self.monitors.append(self.Monitor(self.records.append, read_every=READ_EVERY, spike_threshold=1.0))
 
     @classmethod

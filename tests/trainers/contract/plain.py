@@ -13,10 +13,6 @@ class Plain(Adapter):
     rule = Rule("batches")
     warns_of_short = ends_by_tokens = shards_rows = has_monitor = False
 
-    @classmethod
-    def supports(cls, case):
-        return not case.is_watched
-
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
         self.scheduler, self.log, self.train_tokens = case.schedule(), {}, 0
@@ -46,6 +42,8 @@ class Plain(Adapter):
                 model.train()
                 for _ in range(case.accumulate):
                     (model(**next(batches))["loss"] / case.accumulate).backward()
+                if case.clip:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
                 optimizer.step()
                 optimizer.zero_grad()
                 self.count(attachment, step + 1)
