@@ -77,8 +77,10 @@ def test_two_ranks_train_as_one(adapter, tmp_path):
     for of_ranks, (expected, *counts, whole) in zip(zip(*ranks, strict=True), alone, strict=True):
         records = [record for record, *_ in of_ranks]
         assert [[*own] for _, *own, _ in of_ranks] == [counts] * 2
-        losses = zip(*(record.losses for record in records), strict=True)
-        assert_close([combined([(1, part) for part in parts], adapter.rule.loss) for parts in losses], expected.losses)
+        if adapter.rule.loss != "rows":  # whose losses composer/test_context_parallel.py compares
+            losses = zip(*(record.losses for record in records), strict=True)
+            found = [combined([(1, part) for part in parts], adapter.rule.loss) for parts in losses]
+            assert_close(found, expected.losses)
         for record in records:
             assert_close(record.weights, expected.weights)
             if len(record.evaluations) == len(expected.evaluations):  # else the ranks share the rows

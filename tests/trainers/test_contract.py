@@ -105,7 +105,7 @@ RESUMED = {
 } | {"logged-seldom": Case(saves=True, evaluate_every=None, log_every=3)}
 
 
-@each_case(RESUMED, fast=["truncate-padded"])
+@each_case(RESUMED, fast=["truncate-padded", "logged-seldom"])
 def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, tmp_path):
     expected, half = oracle.train(case, adapter.rule), case.epoch_steps
     whole = adapter(case, Model(), tmp_path)
@@ -166,7 +166,7 @@ ENDING = {
 }
 
 
-@each_case(ENDING, fast=["total-tokens-token", "interrupt-token"])
+@each_case(ENDING, fast=["total-tokens-token", "interrupt-step"])
 def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)

@@ -83,3 +83,17 @@ def test_a_training_starts_over_from_the_progress_before_the_first_one():
         assert (state.train_tokens, state.scheduler.progress) == (0, 5)
         state._step(3)
     assert state.scheduler.progress == 8
+
+
+def test_what_was_seen_before_a_training_is_not_of_its_first_step():
+    state, train = attached(unit="token")
+    state._begin()
+    train()
+    assert state.count_tokens() == 8
+    model = Model()
+    state._attach(model, model, CPU)
+    state._start()
+    state._begin()
+    model(torch.ones(1, 16, dtype=torch.long))
+    state._step(1)
+    assert (state.train_tokens, state.scheduler.progress) == (4, 4)

@@ -125,7 +125,6 @@ class Model(nn.Module):
 
     Attributes:
         calls: (is training, rows, length, loss) of each forward, and ("step", learning rate) of each optimizer step.
-            The length of a rank's part of rows is None.
         fails: raised in the sixth forward in training.
         ask: called in each forward in training.
     """
@@ -168,9 +167,7 @@ class Model(nn.Module):
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
         loss = loss / ((targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         rows, longest = input_ids.shape
-        if "context_part" in others:
-            longest = None
-        elif position_ids is not None:
+        if position_ids is not None:
             longest = int(position_ids.max()) + 1
         self.calls.append((self.training, rows, longest, loss.item()))
         return {"loss": loss, "logits": logits}
