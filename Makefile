@@ -132,7 +132,7 @@ build/%/installed: $(STAMP) requirements-%.txt
 
 test-composer: build/composer/installed  # run the tests with Composer's trainer
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" -k composer tests/trainers/composer tests/trainers/test_contract.py \
-		tests/trainers/test_monitors.py tests/trainers/test_families.py $(ARGS)
+		tests/trainers/test_context_parallel.py tests/trainers/test_families.py $(ARGS)
 
 test-mds: build/mds/installed  # run the tests of sources of tokens with mosaicml-streaming
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" \

@@ -14,30 +14,32 @@ def ids(*rows):
     return torch.tensor(rows)
 
 
-def test_the_documented_example():
-    batch = {"input_ids": ids([10, 11, 12, 13, 14, 15]), "attention_mask": ids([1, 1, 1, 1, 1, 1])}
-    assert set_batch_sequence_length(batch, 3)["input_ids"].tolist() == [[10, 11, 12]]
-    kept = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
-    assert kept["input_ids"].tolist() == [[10, 11, 15]]
-    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15]]
+DOCUMENTED = {"input_ids": ids([10, 11, 12, 13, 14, 15]), "attention_mask": ids([1, 1, 1, 1, 1, 1])}
+TWO_ROWS = {"input_ids": torch.arange(14).view(2, 7), "labels": torch.arange(1, 15).view(2, 7)}
+LEFT_PADDED = {
+    "input_ids": ids([0, 0, 1, 2, 3, 9], [0, 0, 0, 0, 1, 9]),
+    "attention_mask": ids([0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]),
+}
+PACKED = {"input_ids": ids([1, 2, 3, 4, 5, 6, 7, 8]), "position_ids": ids([0, 1, 2, 3, 4, 0, 1, 2])}
 
 
-@pytest.mark.parametrize(("preserve", "first_row"), [(False, [1, 2, 3]), (True, [1, 2, 9])])
-def test_rows_that_begin_with_padding_are_cut_from_their_first_token_on(preserve, first_row):
-    batch = {
-        "input_ids": ids([0, 0, 1, 2, 3, 9], [0, 0, 0, 0, 1, 9]),
-        "attention_mask": ids([0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]),
-    }
-    cut = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=preserve)
-    assert cut["input_ids"].tolist() == [first_row, [0, 1, 9]]
-    assert cut["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
-
-
-def test_without_truncation_the_batch_is_one_stream_without_its_tail():
-    batch = {"input_ids": torch.arange(14).view(2, 7), "labels": torch.arange(100, 114).view(2, 7)}
-    reshaped = set_batch_sequence_length(batch, 4, truncate=False, preserve_end_of_sequence=True)
-    assert reshaped["input_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert reshaped["labels"].tolist() == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109, 110, 111]]
+@pytest.mark.parametrize(
+    ("batch", "length", "truncate", "preserve", "expected"),
+    [
+        (DOCUMENTED, 3, True, False, {"input_ids": [[10, 11, 12]]}),
+        (DOCUMENTED, 3, True, True, {"input_ids": [[10, 11, 15]]}),
+        (LEFT_PADDED, 3, True, False, {"input_ids": [[1, 2, 3], [0, 1, 9]]}),  # from the first token on
+        (LEFT_PADDED, 3, True, True, {"input_ids": [[1, 2, 9], [0, 1, 9]], "attention_mask": [[1, 1, 1], [0, 1, 1]]}),
+        (TWO_ROWS, 4, False, True, {"labels": [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]}),  # one stream
+        (PACKED, 2, True, False, {"input_ids": [[1, 2, 6, 7]], "position_ids": [[0, 1, 0, 1]]}),
+        (PACKED, 2, False, False, {"input_ids": [[*range(1, 9)]], "position_ids": [[0, 1, 0, 1, 0, 0, 1, 0]]}),
+    ],
+)
+def test_values_worked_out_by_hand(batch, length, truncate, preserve, expected):
+    given = {name: tensor.clone() for name, tensor in batch.items()}
+    found = set_batch_sequence_length(given, length, truncate, preserve)
+    assert {name: found[name].tolist() for name in expected} == expected
+    assert all(given[name].equal(tensor) for name, tensor in batch.items())
 
 
 @pytest.mark.parametrize("length", [6, 7, 1000])
@@ -49,16 +51,6 @@ def test_batches_that_are_short_enough_are_not_changed(length, preserve):
     for name, tensor in batch.items():
         assert torch.equal(same[name], tensor)
         assert same[name].data_ptr() == tensor.data_ptr()
-
-
-@pytest.mark.parametrize(("truncate", "kept"), [(True, [1, 2, 6, 7]), (False, list(range(1, 9)))])
-def test_each_sequence_of_a_packed_batch_is_cut(truncate, kept):
-    batch = {"input_ids": ids(list(range(1, 9))), "position_ids": ids([0, 1, 2, 3, 4, 0, 1, 2])}
-    cut = set_batch_sequence_length(batch, 2, truncate)
-    assert cut["input_ids"].tolist() == [kept]
-    assert cut["position_ids"].tolist() == [[0, 1, 0, 1] if truncate else [0, 1, 0, 1, 0, 0, 1, 0]]
-    with pytest.raises(ValueError, match="keep_last_token"):
-        set_batch_sequence_length(batch, 2, preserve_end_of_sequence=True)
 
 
 def test_apply_alibi_translates_its_arguments():
@@ -79,10 +71,12 @@ class Batch:
     source: str
 
 
-def test_batches_that_are_not_mappings():
+def test_other_batches():
     batch = Batch(torch.arange(12).view(2, 6), "a book")
     cut = composer.set_batch_sequence_length(batch, 3)
     assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]
     assert cut.source == "a book"
     with pytest.raises(TypeError, match="batch"):
         composer.set_batch_sequence_length(torch.arange(12).view(2, 6), 3)
+    with pytest.raises(ValueError, match="keep_last_token"):
+        composer.set_batch_sequence_length(PACKED, 2, preserve_end_of_sequence=True)

@@ -20,10 +20,10 @@ from ..docs import markdown
 from ..docs.names import LENGTH, VOCABULARY, lightning, plain, rows, transformers_model
 from ..docs.test_code_blocks import COUNTED
 
-STEPS = 8  # the ramp takes 2.4 of them
-LINEAR = [64, 464, 864, *[1024] * 5]  # 64 + 8 * floor(960 n / 2.4 / 8)
-DOUBLING = [64, 256, *[1024] * 6]  # 5 stages of 0.48 steps
-LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)
+STEPS = 5  # the ramp takes 1.5 of them
+LINEAR = [64, 704, 1024, 1024, 1024]  # 64 + 8 * floor(960 n / 1.5 / 8)
+DOUBLING = [64, 512, 1024, 1024, 1024]  # 5 stages of 0.3 steps
+LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)  # the page's blocks
 
 
 def names_of_page():
@@ -81,32 +81,23 @@ def run(tmp_path, monkeypatch):
     return make
 
 
-def cut(lengths):
-    """Shapes of steps of 8 rows as one stream, cut to these lengths."""
-    return [(8 * LENGTH // length, length) for length in lengths]
+#: Of each recipe for whole rows: the lengths of its steps, and their learning rates.
+RECIPES = {
+    LOOP: (LINEAR, lambda names, step, length: names["rate"](step) * math.sqrt(8 * LENGTH // length / 8)),
+    HUGGING_FACE: (DOUBLING, lambda names, step, length: 6e-4 * names["cosine"](step) * math.sqrt(LENGTH / length)),
+    LIGHTNING: (LINEAR, lambda names, step, length: 6e-4 * math.sqrt(LENGTH / length)),
+}
 
 
-def test_your_own_loop(run):
-    names, shapes, rates = run(LOOP)
-    assert shapes == cut(LINEAR)
-    assert all(8 * LENGTH - length < count * length <= 8 * LENGTH for count, length in shapes)
-    assert rates == [names["rate"](step) * math.sqrt(count / 8) for step, (count, _) in enumerate(shapes)]
-
-
-def test_hugging_face(run):
-    names, shapes, rates = run(HUGGING_FACE)
-    assert shapes == cut(DOUBLING)
-    assert {count * length for count, length in shapes} == {8 * LENGTH}
-    expected = [6e-4 * names["cosine"](step) * math.sqrt(count / 8) for step, (count, _) in enumerate(shapes)]
-    assert rates == pytest.approx(expected)
-    logs = [log["train_tokens"] for log in names["trainer"].state.log_history if "loss" in log]
-    assert logs == [8 * LENGTH * step for step in range(1, STEPS + 1)]
-
-
-def test_lightning(run):
-    _, shapes, rates = run(LIGHTNING)
-    assert shapes == cut(LINEAR)
-    assert rates == pytest.approx([6e-4 * math.sqrt(LENGTH / length) for _, length in shapes])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_steps_of_8_rows_are_cut_as_one_stream(run, recipe):
+    names, shapes, rates = run(recipe)
+    lengths, rate_of = RECIPES[recipe]
+    assert shapes == [(8 * LENGTH // length, length) for length in lengths]
+    assert rates == pytest.approx([rate_of(names, step, length) for step, length in enumerate(lengths)])
+    if recipe == HUGGING_FACE:
+        logs = [log["train_tokens"] for log in names["trainer"].state.log_history if "loss" in log]
+        assert logs == [8 * LENGTH * step for step in range(1, STEPS + 1)]
 
 
 def test_a_budget(run):

@@ -1,16 +1,18 @@
-"""What every trainer promises: losses, weights, lengths, counts and learning rates of a loop written by hand.
+"""What every trainer promises: losses, weights, lengths, counts, learning rates and records of a loop written by hand.
 
 Trainers are adapters, contract/huggingface.py and so on, and cases rows of contract/table.py.
 """
 
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
+from ..diagnostics.plain import statistics_of
 from ..support.ranks import leave_group, run_ranks
 from .contract import oracle
+from .contract.adapter import READ_EVERY
 from .contract.cases import LENGTH, Case, Model
 from .contract.record import combined
 from .contract.table import CASES, DECODERS, FLATTEN, adapter_of, each_case, each_trainer, grid
@@ -45,15 +47,41 @@ def pairs_of(logged, first=0):
 
 
 def assert_logged(training, expected, first=0):
-    """The trainer's log and its schedule agree with the oracle."""
+    """The trainer's log, its schedule and its monitor agree with the oracle."""
     assert pairs_of(training.logged(), first) == logged_by(training.case, expected, first)
     assert training.progress() in (None, expected.progress)
+    if training.monitors:
+        newest = training.records[first - expected.steps :]
+        assert_records(newest, expected, first)
+        if not first:
+            assert_figures(training.logged(), newest)
 
 
-@each_case(CASES, fast=CASES.keys() - {"flatten-accumulated", "packed-flatten", "segments-packed"})
+def assert_records(records, expected, first=0):
+    """A monitor's records are of the oracle's steps after `first`."""
+    assert [record.step for record in records] == list(range(first + 1, expected.steps + 1))
+    assert_close([record.loss for record in records], expected.losses[first:])
+    assert_close([record.grad_norm for record in records], expected.norms[first:])
+
+
+def assert_figures(logged, records):
+    """The trainer's own log has the figures of the newest record that was read."""
+    for step, figures in logged.items():
+        own = {name.removeprefix("monitor/"): figures[name] for name in figures if name.startswith("monitor/")}
+        read = records[: step // READ_EVERY * READ_EVERY]
+        if read:
+            newest = asdict(read[-1])
+            expected = {name: newest[name] for name in ("step", "loss_ratio", "grad_norm")}
+            assert own == {**expected, "spikes": sum(each.is_spike for each in read)}
+        else:
+            assert own == {}
+
+
+@each_case(CASES | dict(grid()), fast=CASES.keys() - {"flatten-accumulated", "packed-flatten", "segments-packed"})
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     assert len({*expected.lengths}) > 2
+    assert case.clip is None or min(expected.norms) > case.clip
     training = adapter(case, Model(), tmp_path)
     assert_equal(training.run(), expected)
     assert_logged(training, expected)
@@ -71,29 +99,58 @@ def test_segments_train_as_flatten(adapter, case, tmp_path):
     torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=exact)
 
 
-@each_case(dict(grid()), fast=[])
-def test_a_training_equals_the_loop_in_every_case(adapter, case, tmp_path):
-    expected = oracle.train(case, adapter.rule)
-    training = adapter(case, Model(), tmp_path)
-    assert_equal(training.run(), expected)
-    assert_logged(training, expected)
-
-
 RESUMED = {
     name: replace(CASES[name], saves=True, evaluate_every=None)
     for name in ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
-}
+} | {"logged-seldom": Case(saves=True, evaluate_every=None, log_every=3)}
 
 
-@each_case(RESUMED, fast=["truncate-padded"])
+@each_case(RESUMED, fast=["truncate-padded", "logged-seldom"])
 def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, tmp_path):
     expected, half = oracle.train(case, adapter.rule), case.epoch_steps
-    adapter(case, Model(), tmp_path).fit()
+    whole = adapter(case, Model(), tmp_path)
+    whole.fit()
     training = adapter(replace(case, saves=False), Model(seed=2), tmp_path)
     record = training.run(resume=half)
     assert record.first == half
     assert_equal(record, expected)
     assert_logged(training, expected, first=half)
+    for one, other in zip(whole.monitors, training.monitors, strict=True):
+        assert_close([r.loss_ratio for r in training.records], [r.loss_ratio for r in whole.records[half:]])
+        assert one.monitor.spikes == other.monitor.spikes > 0
+
+
+@each_trainer(has_monitor=True)
+def test_with_a_checkpoint_without_a_monitor_its_records_start_there(adapter, tmp_path):
+    case = Case(saves=True, evaluate_every=None)
+    adapter(case, Model(), tmp_path).fit()
+    training = adapter(replace(case, saves=False, is_watched=True), Model(seed=2), tmp_path)
+    training.run(resume=case.epoch_steps)
+    assert_records(training.records, oracle.train(case, adapter.rule), case.epoch_steps)
+    assert training.records[0].loss_ratio == 1.0
+
+
+class NotesMoments(Model):
+    """Notes the optimizer's statistics after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def note_step(self, optimizer, args, kwargs):
+        super().note_step(optimizer, args, kwargs)
+        self.rows.append(statistics_of(optimizer))
+
+
+@each_trainer(has_monitor=True)
+def test_records_have_the_moments_of_the_optimizer(adapter, tmp_path):
+    model = NotesMoments()
+    training = adapter(Case(duration=8, accumulate=2, is_watched=True, adam=True), model, tmp_path)
+    training.run()
+    names = ("variance_l1", "variance_max", "momentum_l1", "momentum_max", "grad_norm")
+    found = [[getattr(record, name) for name in names] for record in training.records]
+    assert len(found) == 8
+    assert_close(found, model.rows[-8:])  # Composer makes a step before, without effect
 
 
 ENDS = {
@@ -103,7 +160,7 @@ ENDS = {
     "interrupt": {"rates": "StepByTokens", "fails": KeyboardInterrupt},
 }
 ENDING = {
-    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, **ENDS[end])
+    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, is_watched=True, **ENDS[end])
     for end in ENDS
     for unit, duration in (("step", 10), ("token", 120))
 }
@@ -126,10 +183,31 @@ def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case,
     training.evaluate()
     assert_evaluation(training.record(), case, by_hand)
     again = training.run()
-    case = replace(case, fails=None)
-    expected = oracle.train(case, adapter.rule, by_hand)
+    if training.monitors:
+        assert_records(training.records[: first.steps], expected)
+    expected = oracle.train(replace(case, fails=None), adapter.rule, by_hand)
     assert_equal(again, expected)
     assert_logged(training, expected)
+
+
+SHORT = {
+    "max-steps": Case({}, "step", 20, max_steps=5),
+    "epochs": Case({}, "step", 20),
+    "samples": Case({}, "sample", 100, max_steps=5),
+}
+
+
+@each_case(SHORT, fast=SHORT, warns_of_short=True)
+def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(adapter, case, tmp_path):
+    training, by_hand = adapter(case, Model(), tmp_path), oracle.train(case, adapter.rule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the training ends at")
+        with pytest.raises(
+            UserWarning, match=f"{case.duration} {case.unit}s, and the training takes {by_hand.progress}"
+        ):
+            training.run()
+    is_known = case.unit == "step" and (case.max_steps or adapter.knows_steps_of_epochs)
+    assert training.record().steps == (0 if is_known else by_hand.steps)
 
 
 def first_training(training, model):
@@ -149,24 +227,18 @@ def assert_evaluation(record, case, by_hand):
 
 
 @each_trainer(ends_by_tokens=True)
-def test_a_resumed_training_ends_by_tokens(adapter, tmp_path):
+def test_a_resumed_training_ends_by_tokens_and_has_the_schedule_of_its_checkpoint(adapter, tmp_path):
     case = replace(CASES["truncate"], saves=True, evaluate_every=None)
-    expected = oracle.train(case, adapter.rule)
-    at_half = expected.train_tokens[case.epoch_steps - 1]
+    expected, half = oracle.train(case, adapter.rule), case.epoch_steps
     adapter(case, Model(), tmp_path).fit()
-    ends = replace(case, saves=False, total_tokens=expected.train_tokens[case.epoch_steps])  # of one more step
-    training = adapter(ends, Model(seed=2), tmp_path)
-    assert training.run(resume=case.epoch_steps).steps == case.epoch_steps + 1
-    with pytest.raises(ValueError, match=f"total_tokens must be more than the {at_half} tokens"):
-        adapter(replace(ends, total_tokens=at_half), Model(), tmp_path).fit(resume=case.epoch_steps)
-
-
-@each_trainer(keeps_schedule=True)
-def test_a_checkpoint_of_another_schedule_raises(adapter, tmp_path):
-    case = replace(CASES["truncate"], saves=True, evaluate_every=None)
-    adapter(case, Model(), tmp_path).fit()
-    with pytest.raises(ValueError, match="duration is 10 in the state, 11 here"):
-        adapter(replace(case, duration=11), Model(), tmp_path).fit(resume=case.epoch_steps)
+    ends = replace(case, saves=False, total_tokens=expected.train_tokens[half])  # of one more step
+    assert adapter(ends, Model(seed=2), tmp_path).run(resume=half).steps == half + 1
+    refused = [(replace(ends, total_tokens=expected.train_tokens[half - 1]), "total_tokens")]
+    if adapter.keeps_schedule:
+        refused.append((replace(case, duration=11), "duration is 10 in the state, 11 here"))
+    for other, message in refused:
+        with pytest.raises(ValueError, match=message):
+            adapter(other, Model(), tmp_path).fit(resume=half)
 
 
 #: Each step has the batches of both ranks, so there are half as many.

@@ -1,9 +1,8 @@
-"""What SequenceLengthWarmup promises in a Hugging Face Trainer alone; test_contract.py has the rest."""
+"""What the callbacks promise in a Hugging Face Trainer alone; test_contract.py has the rest."""
 
 import copy
 import json
 import pickle
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -45,10 +44,16 @@ def dataset(rows=16):
     return [{"input_ids": row, "labels": row} for row in torch.randint(WORDS, (rows, LENGTH))]
 
 
-def trainer(folder, model, callbacks, data=None, **arguments):
+def trainer(folder, model, callbacks=(), data=None, **arguments):
     data = dataset() if data is None else data
     settings = {"per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE, **arguments}
     return quiet_trainer(folder, model, *callbacks, given={"train_dataset": data, "eval_dataset": data[:2]}, **settings)
+
+
+def trained(folder, model, callbacks=(), data=None, **arguments):
+    made = trainer(folder, model, callbacks, data, **arguments)
+    made.train()
+    return made
 
 
 def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
@@ -61,23 +66,6 @@ def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
     training.train()
     assert "position_ids" in seen
     assert "cu_seq_lens_q" not in seen
-
-
-@pytest.mark.parametrize(
-    ("unit", "progress", "warns_at", "limits"),
-    [
-        ("step", 3, 0, {"max_steps": 3}),
-        ("step", 3, 0, {"num_train_epochs": 3, "gradient_accumulation_steps": 8}),
-        ("sample", 6, 3, {"max_steps": 3}),
-    ],
-)
-def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(tmp_path, unit, progress, warns_at, limits):
-    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule(10, unit))], **limits)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the training ends at")
-        with pytest.raises(UserWarning, match=f"10 {unit}s, and the training takes {progress}"):
-            training.train()
-    assert training.state.global_step == warns_at
 
 
 def test_a_search_for_the_batch_size_starts_over(tmp_path):
@@ -107,10 +95,8 @@ def test_a_search_for_the_batch_size_starts_over(tmp_path):
 def test_a_compiled_model_is_warmed_up(tmp_path):
     flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     compiled, plain = (
-        trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())], max_steps=5, **each) for each in (flags, {})
+        trained(tmp_path, model(), [SequenceLengthWarmup(schedule())], max_steps=5, **each) for each in (flags, {})
     )
-    compiled.train()
-    plain.train()
     assert logged(compiled, "seq_length") == [4, 4, 8, 12, 16]
     torch.testing.assert_close(logged(compiled), logged(plain), rtol=1e-5, atol=1e-5)
 
@@ -118,8 +104,7 @@ def test_a_compiled_model_is_warmed_up(tmp_path):
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
 def test_a_copy_trains_by_itself(tmp_path, copied):
     source, path = SequenceLengthWarmup(schedule(), mode="reshape"), tmp_path / "monitor.jsonl"
-    training = trainer(tmp_path, model(), [copied(source), copied(Monitor(JsonLines(path)))], max_steps=3)
-    training.train()
+    training = trained(tmp_path, model(), [copied(source), copied(Monitor(JsonLines(path)))], max_steps=3)
     assert logged(training, "seq_length") == [4, 4, 8]
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
     assert source.state_dict()["scheduler"]["progress"] == 0
@@ -135,12 +120,29 @@ def test_callbacks_must_be_added_to_their_trainer(tmp_path, made):
         callback.add_to(training)
 
 
+class Adds(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            SequenceLengthWarmup(schedule()).add_to(self.trainer)
+
+
+def test_a_warmup_that_would_cut_nothing_raises(tmp_path):
+    warmup, other = SequenceLengthWarmup(schedule()), Adds()
+    trainer(tmp_path, model(), [warmup])
+    for callback, steps in ((warmup, 0), (other, 1)):  # of another trainer; added in mid training
+        other.trainer = trainer(tmp_path, model())
+        other.trainer.add_callback(callback)
+        with pytest.raises(ValueError, match="add_to"):
+            other.trainer.train()
+        assert other.trainer.state.global_step == steps
+
+
 def test_bad_input_raises(tmp_path):
     training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())])
     with pytest.raises(ValueError, match="trainer"):
         SequenceLengthWarmup(schedule()).add_to(training)
     with pytest.raises(TypeError, match="sequence_dim"):
-        trainer(tmp_path, model(), [SequenceLengthWarmup(schedule(), sequence_dim=1)]).train()
+        trained(tmp_path, model(), [SequenceLengthWarmup(schedule(), sequence_dim=1)])
     config = SimpleNamespace(cp_size=1, sp_size=2)
     with pytest.raises(ValueError, match="sp_size"):
         SequenceLengthWarmup(schedule()).on_train_begin(SimpleNamespace(parallelism_config=config), None, None)
@@ -148,14 +150,10 @@ def test_bad_input_raises(tmp_path):
 
 def test_label_smoothing_sees_the_cut_batch(tmp_path):
     """The Trainer smooths labels outside of the model."""
-    warmed = model()
     smoothed = {"label_smoothing_factor": 0.1, "max_steps": 1}
-    training = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())], **smoothed)
-    training.train()
     cut = [{name: value[:4] for name, value in row.items()} for row in dataset()]
-    plain = trainer(tmp_path, model(), [], cut, **smoothed)
-    plain.train()
-    torch.testing.assert_close(logged(training), logged(plain))
+    warmed = trained(tmp_path, model(), [SequenceLengthWarmup(schedule())], **smoothed)
+    torch.testing.assert_close(logged(warmed), logged(trained(tmp_path, model(), data=cut, **smoothed)))
 
 
 def test_logs_and_figures_before_the_training_begins(tmp_path):
@@ -182,8 +180,7 @@ def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
     warmup.add_to(training)
     training.train()
     assert lengths == [4, 4, LENGTH]
-    other = trainer(tmp_path, model(), [warmup], max_steps=3)
-    other.train()
+    other = trained(tmp_path, model(), [warmup], max_steps=3)
     assert logged(other, "seq_length") == [4, 4, 4]
     assert type(other) is type(training)
 
@@ -193,9 +190,73 @@ def test_an_end_by_tokens_evaluates_and_saves_as_one_by_max_steps(tmp_path, tota
     """Rows of 16 tokens, cut to 4, 4, 8, 12, 16: a batch of two more has 8, 16, 32, 56, 88 tokens in all."""
     settings = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 500, "eval_strategy": "steps"}
     warmup = SequenceLengthWarmup(schedule(), total_tokens=total)
-    training = trainer(tmp_path, model(), [warmup], **settings, eval_steps=500, eval_delay=delay)
-    training.train()
+    training = trained(tmp_path, model(), [warmup], **settings, eval_steps=500, eval_delay=delay)
     assert training.state.global_step == steps
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{steps}"]
     assert sum("eval_loss" in record for record in training.state.log_history) == evaluations
     assert not {"seq_length", "train_tokens"} & training.evaluate().keys()  # which has whole rows
+
+
+ADAM = {"optim": "adamw_torch", "learning_rate": 0.01}
+JUMPS = {**ADAM, "learning_rate": 0.3, "save_strategy": "steps", "save_steps": 3}  # the loss has spikes
+
+
+def test_a_monitor_alone_changes_no_loss(tmp_path):
+    """The warmup counts labels of GPT-2 in another way than the Trainer."""
+    losses = []
+    for callbacks in ([], [Monitor()]):
+        made = model()
+        made.loss_type = None
+        losses.append(logged(trained(tmp_path, made, callbacks, **ADAM)))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("thresholds", [(1.01, 1.75, 1.01), (1.01,)])
+def test_each_of_several_monitors_resumes_with_its_counts(tmp_path, thresholds):
+    """One that is added later does not change them."""
+    whole = [Monitor(spike_threshold=each) for each in thresholds]
+    trained(tmp_path, model(), whole, **JUMPS)
+    for step in (3, 6):  # the second time from a checkpoint of all
+        resumed = [Monitor(spike_threshold=each) for each in (1.01, 1.75, 1.01)]
+        later = trainer(tmp_path, model(), resumed, **JUMPS, restore_callback_states_from_checkpoint=True)
+        later.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        states = [each.monitor.state_dict() for each in resumed]
+        assert states[: len(whole)] == [each.monitor.state_dict() for each in whole]
+        assert states[0] == states[2]
+        assert states[1]["steps"] == 8
+    if len(whole) > 1:
+        assert whole[0].monitor.spikes > whole[1].monitor.spikes
+
+
+class LossOutside(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return 2 * model(**inputs, num_items_in_batch=num_items_in_batch).loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "smoothing"), [(LossOutside, 0.0), (transformers.Trainer, 0.1)], ids=["compute_loss", "smoothing"]
+)
+def test_a_loss_from_outside_of_the_model_is_watched(tmp_path, kind, smoothing):
+    records = []
+    arguments = {**ADAM, "label_smoothing_factor": smoothing, "gradient_accumulation_steps": 2}
+    training = trained(tmp_path, model(), [Monitor(records.append)], kind=kind, **arguments)
+    assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)
+
+
+def test_reporters_get_the_figures_until_the_monitor_is_removed(tmp_path):
+    """The Trainer calls reporters before other callbacks."""
+    seen = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            seen.append(logs.get("monitor/step"))
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4:
+                training.remove_callback(monitor)
+
+    monitor = Monitor(read_every=1)
+    training = trainer(tmp_path, model(), [Reporter(), monitor], **ADAM)
+    training.train()
+    assert seen == [1, 2, 3, *[None] * 6]
+    assert not [name for name in training.evaluate() if name.startswith("monitor/")]

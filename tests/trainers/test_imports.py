@@ -18,11 +18,6 @@ assert not {"transformers", "lightning", "composer"} & set(sys.modules)
 """
 
 
-def run(code):
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.parametrize(
     ("package", "trainer"),
     first_fast([("torch", "composer"), ("transformers", "huggingface"), ("lightning", "lightning")]),
@@ -30,7 +25,9 @@ def run(code):
 def test_a_trainer_is_imported_on_first_access(package, trainer):
     pytest.importorskip(package)
     name = {"composer": "set_batch_sequence_length"}.get(trainer, "SequenceLengthWarmup")
-    run(f"{LAZILY}assert trainers.{trainer}.{name}.__name__ == {name!r}")
+    code = f"{LAZILY}assert trainers.{trainer}.{name}.__name__ == {name!r}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("module", [trainers, trainers.composer])

@@ -1,7 +1,6 @@
-"""What SequenceLengthWarmup promises in a Lightning Trainer alone; test_contract.py has the rest."""
+"""What the callbacks promise in a Lightning Trainer alone; test_contract.py has the rest."""
 
 import warnings
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import pytest
@@ -15,10 +14,12 @@ pytest.importorskip("lightning.pytorch")
 
 import lightning.pytorch as lightning
 
-from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
+from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
 
+from ..support.lightning import LossModule
 from ..support.lightning import quiet_trainer as trainer
 from ..support.token_rates import PEAK, token_lr, token_lr_at
+from .contract.cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
@@ -101,15 +102,17 @@ def test_a_batch_of_any_kind():
         assert kind is Tensor or runs[kind].losses == runs[dict].losses
 
 
-def test_a_further_fit_continues_the_schedule():
-    model, callback = Model(), SequenceLengthWarmup(schedule())
-    training = trainer(callback)
+def test_a_further_fit_continues_the_schedule_and_the_records():
+    model, callback, records = Model(), SequenceLengthWarmup(schedule()), []
+    training = trainer(callback, Monitor(records.append))
     training.fit(model, loader())
     training.fit_loop.max_epochs = 2
     training.fit(model, loader())
     assert model.lengths[True][8:] == [LENGTH] * 8
     assert callback.state_dict()["train_tokens"] == 2 * sum(model.lengths[True])
     assert "batch_to_device" not in vars(training.strategy)
+    assert [record.step for record in records] == list(range(1, 17))
+    assert records[8].loss_ratio != 1.0
 
 
 class ByTokens(Model):
@@ -142,24 +145,27 @@ def test_a_manual_optimization_may_step_the_learning_rate_after_each_batch():
     assert len({*model.rates}) > 3
 
 
+class TwoOptimizers(Model):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), lr=LEARNING_RATE) for part in (self.embedding, self.head)]
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.loss(batch))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
 def test_every_optimizer_step_of_a_batch_is_a_step():
-    class Manual(Model):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = False
-
-        def configure_optimizers(self):
-            return [torch.optim.SGD(part.parameters(), lr=LEARNING_RATE) for part in (self.embedding, self.head)]
-
-        def training_step(self, batch, batch_idx):
-            self.manual_backward(self.loss(batch))
-            for optimizer in self.optimizers():
-                optimizer.step()
-
-    model, warmed = Manual(), schedule()
+    model, warmed = TwoOptimizers(), schedule()
     trainer(SequenceLengthWarmup(warmed)).fit(model, loader())
     assert model.lengths[True] == [4, 8, 16, 16, 16, 16, 16, 16]
     assert warmed.progress == 16
+    with pytest.raises(ValueError, match="optimizer"):
+        trainer(Monitor()).fit(model, loader())
 
 
 def test_the_trainer_of_pytorch_lightning():
@@ -232,33 +238,22 @@ def test_entries_without_names_are_not_padded_with_labels():
     assert cut_in_training(batch, mode="reshape")[1].shape == (2, 4)
 
 
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("limits", "progress", "warns_at"),
-    [
-        ({"max_steps": 3}, 3, 0),
-        ({"max_epochs": 1, "limit_train_batches": 2}, 2, 2),
-        ({"max_steps": 4, "max_epochs": 1, "limit_train_batches": 2}, 2, 2),
-        ({"fast_dev_run": 2}, None, None),
-    ],
-)
-def test_a_training_that_ends_before_the_schedule_warns_as_early_as_that_is_known(limits, progress, warns_at):
-    model = Model()
-    with warnings.catch_warnings(), nullcontext() if progress is None else pytest.raises(UserWarning) as caught:
+def test_a_trial_run_does_not_warn_that_it_is_too_short():
+    with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the training ends at")
-        trainer(SequenceLengthWarmup(schedule()), **limits).fit(model, loader())
-    if progress is not None:
-        assert f"grows for 4 steps, and the training takes {progress}" in str(caught.value)
-        assert warns_at == len(model.losses)
+        trainer(SequenceLengthWarmup(schedule()), fast_dev_run=2).fit(Model(), loader())
 
 
 def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
-    saving = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    trainer(SequenceLengthWarmup(schedule()), saving, enable_checkpointing=True).fit(Model(), loader())
-    other = schedule(9)
-    path = tmp_path / "epoch=0.ckpt"
-    trainer(SequenceLengthWarmup(other)).test(Model(), loader(), ckpt_path=path, verbose=False)
+    training = trainer(SequenceLengthWarmup(schedule()), Monitor())
+    training.fit(Model(), loader())
+    training.save_checkpoint(tmp_path / "end.ckpt")
+    other, monitor = schedule(9), Monitor()
+    fresh = trainer(SequenceLengthWarmup(other), monitor)
+    fresh.test(Model(), loader(), ckpt_path=tmp_path / "end.ckpt", verbose=False)
     assert other.progress == 0
+    fresh.fit(Model(), loader())
+    assert (other.progress, monitor.monitor.steps) == (8, 8)
 
 
 def test_a_batch_of_validation_may_be_anything():
@@ -271,3 +266,53 @@ def test_a_batch_of_validation_may_be_anything():
     words = DataLoader([1], collate_fn=lambda batch: "words")
     trainer(SequenceLengthWarmup(schedule()), num_sanity_val_steps=0).fit(Module(), loader(), words)
     assert seen == ["words"]
+
+
+class PassesTwo(LossModule):
+    def training_step(self, batch, batch_idx):
+        return super().training_step({name: batch[name] for name in ("input_ids", "labels")}, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "collate", "error", "name"),
+    [(PassesTwo, None, ValueError, "position_ids"), (LossModule, KINDS[tuple], TypeError, "mapping")],
+)
+def test_segments_must_reach_the_model(kind, collate, error, name):
+    module = kind(Case(network="llama-sdpa").model(), torch.optim.SGD, lr=0.0)
+    with pytest.raises(error, match=name):
+        trainer(SequenceLengthWarmup(schedule(), mode="segments")).fit(module, loader(collate_fn=collate))
+    assert not module.model.network._forward_pre_hooks
+
+
+class Skips(Model):
+    """Returns None for the batches of these indices."""
+
+    def __init__(self, *skipped):
+        super().__init__()
+        self.skipped = skipped
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx in self.skipped else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("skipped", [(0,), (2, 3), (7,), range(8)])
+def test_a_step_without_a_batch_has_no_record_and_is_counted(tmp_path, skipped):
+    model, records = Skips(*skipped), []
+    monitor = Monitor(records.append, read_every=3)
+    training = trainer(monitor)
+    training.fit(model, loader())
+    assert [record.step for record in records] == [step for step in range(1, 9) if step - 1 not in skipped]
+    assert [record.loss for record in records] == pytest.approx(model.losses, rel=1e-6)
+    assert monitor.figures().get("monitor/step") == (records[-1].step if records else None)
+    training.save_checkpoint(tmp_path / "stopped.ckpt")
+    resumed = Monitor()
+    trainer(resumed, max_epochs=2).fit(Skips(*range(8)), loader(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert (monitor.monitor.steps, resumed.monitor.steps) == (8, 16)
+    assert resumed.monitor.min_loss == monitor.monitor.min_loss
+
+
+def test_one_of_the_accumulated_batches_may_be_skipped():
+    model, records = Skips(1), []
+    trainer(Monitor(records.append), accumulate_grad_batches=2).fit(model, loader())
+    assert [record.step for record in records] == [1, 2, 3, 4]
+    assert records[0].loss == pytest.approx(model.losses[0], rel=1e-6)

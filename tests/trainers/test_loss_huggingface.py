@@ -39,6 +39,13 @@ def llava():
     return transformers.LlavaForConditionalGeneration(config)
 
 
+def t5():
+    torch.manual_seed(1)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    config = transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, **sizes)
+    return transformers.T5ForConditionalGeneration(config)
+
+
 class OwnLoss(nn.Module):
     """A model whose labels are those of the tokens themselves."""
 
@@ -66,10 +73,13 @@ class CountsAllLabels(transformers.Trainer):
         self._loss_shifts_labels = False
 
 
-def training(folder, made, *callbacks, kind=transformers.Trainer, data=None, given=None, **changes):
+def trained(folder, made, *callbacks, kind=transformers.Trainer, data=None, given=None, **changes):
     arguments = {"learning_rate": 0.0, "per_device_train_batch_size": 2, "max_steps": 2, **changes}
     given = {"train_dataset": dataset() if data is None else data, **(given or {})}
-    return quiet_trainer(folder, made, *callbacks, kind=kind, given=given, **arguments)
+    config = transformers.Seq2SeqTrainingArguments  # with which every trainer works
+    trainer = quiet_trainer(folder, made, *callbacks, kind=kind, config=config, given=given, **arguments)
+    trainer.train()
+    return trainer
 
 
 def fixed(length=CUT, unit="step"):
@@ -98,8 +108,7 @@ def test_the_loss_is_the_mean_over_the_labels_of_cut_rows(tmp_path, make, collat
     """The losses of GPT-2 were half as large. A class of the user's own without `loss_type` may count all labels."""
     warmup = SequenceLengthWarmup(fixed(), **options)
     given = {"data_collator": collator}
-    warmed = training(tmp_path, make(), warmup, kind=kind, given=given, gradient_accumulation_steps=2)
-    warmed.train()
+    warmed = trained(tmp_path, make(), warmup, kind=kind, given=given, gradient_accumulation_steps=2)
     assert logged(warmed)[0] == pytest.approx(mean_loss(make, 4, options, collator), rel=1e-5)
 
 
@@ -110,7 +119,7 @@ def test_a_function_of_the_loss_gets_the_count_of_cut_labels(tmp_path):
         counts.append(int(num_items_in_batch))
         return outputs.logits.mean()
 
-    training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), given={"compute_loss_func": function}).train()
+    trained(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), given={"compute_loss_func": function})
     assert counts == [2 * CUT] * 2
 
 
@@ -154,26 +163,15 @@ class OwnMethods(transformers.Trainer):
 
 
 def test_methods_of_a_class_of_your_own_see_cut_batches(tmp_path):
-    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), kind=OwnMethods)
-    warmed.train()
+    warmed = trained(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), kind=OwnMethods)
     assert type(warmed).__name__ == "OwnMethods"
     assert warmed.batches == [(CUT, 2)] * 2
     assert warmed.logs == [CUT] * 3
     assert logged(warmed) == pytest.approx([loss.item() for loss in warmed.losses])
 
 
-def t5():
-    torch.manual_seed(1)
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, **sizes)
-    )
-
-
 def test_an_encoder_and_a_decoder_are_trained_on_cut_rows(tmp_path):
-    kinds = {"kind": transformers.Seq2SeqTrainer, "config": transformers.Seq2SeqTrainingArguments}
-    warmed = training(tmp_path, t5(), SequenceLengthWarmup(fixed()), max_steps=1, **kinds)
-    warmed.train()
+    warmed = trained(tmp_path, t5(), SequenceLengthWarmup(fixed()), kind=transformers.Seq2SeqTrainer)
     assert logged(warmed)[0] == pytest.approx(mean_loss(t5, 2, {}), rel=1e-5)
 
 
@@ -182,8 +180,7 @@ def test_the_trainer_counts_the_tokens_of_cut_batches(tmp_path, include, seen):
     """512 for 112 tokens."""
     rows = [{**row, "attention_mask": (torch.arange(LENGTH) < 3).long()} for row in dataset()]
     steps = {"gradient_accumulation_steps": 2, "include_num_input_tokens_seen": include}
-    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed(4)), data=rows, **steps)
-    warmed.train()
+    warmed = trained(tmp_path, gpt2(), SequenceLengthWarmup(fixed(4)), data=rows, **steps)
     assert warmed.state.num_input_tokens_seen == seen
     assert logged(warmed, "num_input_tokens_seen") == [seen // 2, seen]
     assert logged(warmed, "train_tokens")[-1] == 2 * 2 * 2 * 3
@@ -199,7 +196,6 @@ class Twice(transformers.Trainer):
 def test_two_forwards_of_a_batch_count_once(tmp_path):
     """Tokens were counted twice, so that the schedule ran twice as fast."""
     warmup = SequenceLengthWarmup(fixed(4, "token"))
-    warmed = training(tmp_path, model(), warmup, kind=Twice, gradient_accumulation_steps=2)
-    warmed.train()
+    warmed = trained(tmp_path, model(), warmup, kind=Twice, gradient_accumulation_steps=2)
     assert logged(warmed, "train_tokens") == [2 * 2 * 4, 2 * 2 * 2 * 4]
     assert warmup.state_dict()["scheduler"]["progress"] == 2 * 2 * 2 * 4

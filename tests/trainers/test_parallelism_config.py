@@ -18,19 +18,30 @@ from accelerate import ParallelismConfig
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule
 
-from seqwarm_kernels import apply_alibi, load_alibi_model
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, load_alibi_model
 from seqwarm_kernels.parallel import ContextParallel
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..models.zoo import make
 from ..support.huggingface import logged
 from ..support.ranks import leave_group, run_ranks, set_environment
-from . import test_packed
-from .test_context_parallel import LENGTH, rows, schedule
-from .test_huggingface import WORDS, model, trainer
+from .test_huggingface import LENGTH, WORDS, model, trainer
 
 EVEN = {"evaluated": 4}  #: rows of evaluation. Of 5, two groups would repeat one for the loss, as in DDP.
-ROWS_OF_STEP = 6  #: ranks that cannot share 3 rows share their tokens
+ROWS, ROWS_OF_STEP = 12, 6  #: ranks that cannot share 3 rows share their tokens
+
+
+def rows():
+    """Rows with different numbers of tokens, most of them on rank 0."""
+    torch.manual_seed(2)
+    mask = (torch.arange(LENGTH) < (torch.arange(ROWS)[:, None] * 5) % LENGTH + 3).long()
+    ids = torch.randint(WORDS, (ROWS, LENGTH))
+    labels = ids.masked_fill(mask == 0, -100)
+    return [{"input_ids": i, "attention_mask": m, "labels": k} for i, m, k in zip(ids, mask, labels, strict=True)]
+
+
+def schedule(unit):
+    return SequenceLengthScheduler(4, LENGTH, duration={"token": 60, "sample": 9}[unit], step_size=4, unit=unit)
 
 
 def converted(made=None):
@@ -205,7 +216,7 @@ def test_two_groups_of_two_ranks_train_as_one(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_that_share_heads_train_as_one(tmp_path):
-    test_packed.model().save_pretrained(tmp_path / "llama")
+    converted(make("llama", vocab_size=WORDS)).save_pretrained(tmp_path / "llama")
     run_ranks(two_of_heads, tmp_path)
     alone = report(tmp_path, build=partial(load_alibi_model, transformers.LlamaForCausalLM, tmp_path / "llama"))
     assert_trained_as_one(tmp_path, 2, [alone] * 2)

@@ -1,10 +1,12 @@
 """TRL's trainers under warmup, against loops over rows that are cut as lists of tokens."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -18,7 +20,6 @@ import trl
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..support.huggingface import logged, quiet_trainer
-from . import test_packed as packed
 
 WORDS, LENGTH, LEARNING_RATE, BETA = 50, 16, 0.5, 0.5
 PADDING, END = 0, 1
@@ -41,7 +42,9 @@ def model():
         pad_token_id=PADDING,
         eos_token_id=END,
     )
-    return transformers.LlamaForCausalLM(config)
+    made = transformers.LlamaForCausalLM(config)
+    apply_alibi(made, LENGTH)  # and reads position ids, which keep packed sequences apart
+    return made
 
 
 def tokenizer():
@@ -60,15 +63,12 @@ def rows(names, number):
     return [dict(zip(names, row, strict=True)) for row in texts]
 
 
-def trainer_of(folder, kind, config, data, *callbacks, of=model, given=None, **arguments):
+def trained(folder, kind, config, data, *callbacks, given=None, options=None, resume_from=None, **arguments):
+    """A trainer after its training."""
     given = {"train_dataset": datasets.Dataset.from_list(data), "processing_class": tokenizer(), **(given or {})}
     settings = {"per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE, "bf16": False, **arguments}
-    return quiet_trainer(folder, of(), *callbacks, kind=kind, config=config, given=given, **settings)
-
-
-def trained(folder, kind, config, data, *callbacks, resume_from=None, **more):
-    """A trainer after its training."""
-    trainer = trainer_of(folder, kind, config, data, SequenceLengthWarmup(schedule()), *callbacks, **more)
+    callbacks = (SequenceLengthWarmup(schedule(), **(options or {})), *callbacks)
+    trainer = quiet_trainer(folder, model(), *callbacks, kind=kind, config=config, given=given, **settings)
     trainer.train(resume_from_checkpoint=resume_from)
     return trainer
 
@@ -137,21 +137,24 @@ def test_tokens_in_the_logs_after_a_resume(tmp_path):
     assert logged(resumed, "num_tokens")[2:] == [count - tokens[1] for count in tokens[2:]]
 
 
-@pytest.mark.parametrize("method", packed.METHODS)
-def test_sft_trains_on_every_packed_sequence(tmp_path, method):
-    """Each row of TRL has two sequences, and each batch four rows."""
-    warmed, length, warmup = packed.model(), packed.LENGTH, SequenceLengthWarmup(packed.schedule(), **method)
-    seen = packed.count_tokens(warmed)
-    settings = {"packing": True, "max_length": 2 * length, "per_device_train_batch_size": 4}
-    trainer = trainer_of(tmp_path, *SFT, packed.sequences(), of=lambda: warmed, **settings)
-    order = [{"input_ids": ids} for row in trainer.train_dataset["input_ids"] for ids in (row[:length], row[length:])]
-    warmup.add_to(trainer)
-    trainer.train()
-    lengths = [length] * 4 if method else [8, 16, 24, 32]
-    assert seen == [each * packed.SEQUENCES for each in lengths]
-    assert logged(trainer, "train_tokens") == logged(trainer, "num_tokens") == torch.tensor(seen).cumsum(0).tolist()
-    losses = packed.by_hand(packed.model(), order, method)
+def packed_loss(policy, step, length, is_split):
+    """The mean over all sequences, two to a row. A piece's first token is predicted from the piece before it."""
+    losses = []
+    for tokens in torch.tensor([row["input_ids"] for row in step]).view(-1, LENGTH):
+        pieces = tokens.split(length) if is_split else [tokens[:length]]
+        logits = torch.cat([policy(input_ids=piece[None]).logits[0] for piece in pieces])
+        losses.append(cross_entropy(logits[:-1], torch.cat(pieces)[1:]))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reshape", "remainder": "pad"}], ids=str)
+def test_sft_trains_on_every_packed_sequence(tmp_path, options):
+    data = [{"input_ids": row.tolist()} for row in torch.randint(2, WORDS, (16, LENGTH))]
+    trainer = trained(tmp_path, *SFT, data, options=options, packing=True, max_length=2 * LENGTH)
+    losses = by_hand(list(trainer.train_dataset), 2, functools.partial(packed_loss, is_split=bool(options)))
     torch.testing.assert_close(logged(trainer), losses, rtol=1e-4, atol=1e-4)
+    tokens = torch.tensor([4 * (LENGTH if options else length) for length in LENGTHS]).cumsum(0).tolist()
+    assert logged(trainer, "train_tokens") == logged(trainer, "num_tokens") == tokens
 
 
 def dpo_loss(policy, step, length):

@@ -73,9 +73,8 @@ TARGETS = [
     *_targets(
         "seqwarm_kernels/trainers/huggingface",
         "added.py",
-        "trainers/test_contract.py trainers/test_monitors.py trainers/test_monitor_huggingface.py "
-        "trainers/test_loss_huggingface.py -k huggingface",
-        "trainers/test_loaders.py -k TestTrainer",
+        "trainers/test_contract.py trainers/test_huggingface.py trainers/test_loss_huggingface.py -k huggingface",
+        "trainers/test_loaders.py -k 'hugging_face or HuggingFace'",
         "trainers/test_parallelism_config.py -m slow",
     ),
     *_targets(

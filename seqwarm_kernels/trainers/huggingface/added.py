@@ -2,7 +2,7 @@
 
 Private names of transformers and accelerate that this folder uses, and the test that fails when one changes:
 
-- `Trainer._get_grad_norm`, since no event has norms before clipping: `test_records_are_those_of_the_loop`
+- `Trainer._get_grad_norm`, since no event has norms before clipping: `test_a_training_equals_the_loop`
 - `_is_accelerate_prepared` in `evaluation_loop`: `test_two_ranks_train_as_the_loop`
 """
 

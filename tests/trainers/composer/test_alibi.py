@@ -15,6 +15,8 @@ from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup
 
 from .training import BATCH_SIZE, LENGTH, Run, batches, tiny_gpt2
 
+PACKED = {"input_ids": torch.arange(8)[None], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
+
 
 def is_alibi(model):
     return any(isinstance(module, AlibiHeads) for module in model.modules())
@@ -54,20 +56,13 @@ def test_rows_are_cut_as_composer_reshapes_them(scaling, parts):
         torch.testing.assert_close(new[name], tensor.reshape(rows * parts, length // parts), rtol=0, atol=0)
 
 
-def test_packed_batches_are_not_cut():
-    batch = {"input_ids": torch.arange(8)[None], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
-    assert cut(Alibi(8, 1), batch) is batch
-    with pytest.raises(ValueError, match="train_sequence_length_scaling"):
-        cut(Alibi(8), batch)
-
-
 def test_without_scaling_batches_of_any_kind_pass():
-    batch = (torch.ones(2, 3), torch.ones(2))
-    assert cut(Alibi(8, 1), batch) is batch
+    for batch in (PACKED, (torch.ones(2, 3), torch.ones(2))):
+        assert cut(Alibi(8, 1), batch) is batch
 
 
-def test_rows_that_cannot_be_cut():
-    for batch in ({"input_ids": torch.ones(2, 30)}, {"scores": torch.ones(2)}):
+def test_batches_that_cannot_be_cut():
+    for batch in (PACKED, {"input_ids": torch.ones(2, 30)}, {"scores": torch.ones(2)}):
         with pytest.raises(ValueError, match="train_sequence_length_scaling"):
             cut(Alibi(32), batch)
     with pytest.raises(TypeError, match="batch"):
@@ -121,12 +116,6 @@ def test_one_algorithm_serves_several_trainers():
     Run("1ba", alibi, model=model).fit()  # already converted
     other = Run("1ba", alibi).fit()
     assert is_alibi(other.model)
-
-
-def test_the_trainer_fits_again():
-    run = Run("2ba", Alibi(LENGTH), SeqLengthWarmup(0.5, 4, 8, 4)).fit()
-    run.trainer.fit(duration="1ba")
-    assert run.seen.lengths == [4, 8, 8]
 
 
 @pytest.mark.parametrize("scaling", [0, 1.5, 0.75])

@@ -1,12 +1,12 @@
-"""What callbacks promise in Composer's trainer alone; test_contract.py and test_monitors.py have the rest."""
+"""What callbacks promise in Composer's trainer alone; test_contract.py has the rest."""
 
 import pytest
 
 pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
-from seqwarm_kernels.trainers.composer import Monitor, TokenCounter
+from seqwarm_kernels.trainers.composer import Alibi, Monitor, SeqLengthWarmup, TokenCounter
 
-from .training import Run
+from .training import LENGTH, Run
 
 
 def test_a_counter_that_counts_nothing_raises(tmp_path):
@@ -24,9 +24,10 @@ def test_a_counter_that_counts_nothing_raises(tmp_path):
         Run("4ba", callbacks=[TokenCounter()], load_path=str(tmp_path / "ep0-ba2-rank0.pt")).fit()
 
 
-def test_a_further_fit_continues_the_count_of_a_monitor():
+def test_a_further_fit_continues_the_ramp_and_the_records():
     records = []
-    run = Run("3ba", callbacks=[Monitor(records.append)]).fit()
+    run = Run("2ba", Alibi(LENGTH), SeqLengthWarmup(0.5, 4, 8, 4), callbacks=[Monitor(records.append)]).fit()
     run.trainer.fit(duration="2ba")
-    assert [record.step for record in records] == [1, 2, 3, 4, 5]
-    assert records[3].loss_ratio != 1.0
+    assert run.seen.lengths == [4, 8, 8, 8]
+    assert [record.step for record in records] == [1, 2, 3, 4]
+    assert records[2].loss_ratio != 1.0

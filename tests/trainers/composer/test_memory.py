@@ -15,71 +15,48 @@ from seqwarm_kernels.trainers.composer.algorithms import claim_memory
 from .training import counting_rows, tiny_gpt2
 
 
-def state_with(model, *, microbatch=None, automatic=False, precision=Precision.FP32):
-    return SimpleNamespace(
-        model=model, device_train_microbatch_size=microbatch, auto_microbatching=automatic, precision=precision
+def claimed(microbatch=None, *, automatic=False, most_rows=8, batch=None):
+    """The state, the rows of each run, and warnings. More than `most_rows` rows are out of memory, as on a device."""
+    model, seen = tiny_gpt2(), []
+    state = SimpleNamespace(
+        model=model,
+        device_train_microbatch_size=microbatch,
+        auto_microbatching=automatic,
+        precision=Precision.FP32,
     )
 
-
-def rows_seen(model):
-    """Returns a list that collects the shape of each input of the model."""
-    seen = []
-    model.model.register_forward_pre_hook(
-        lambda _, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-    )
-    return seen
-
-
-def a_batch(rows=8, length=32):
-    ids = counting_rows(rows, length)
-    return {"input_ids": ids, "labels": ids}
-
-
-class FullMemory:
-    """Raises an out-of-memory error, as a device does, if a model is called with more than `most_rows` rows."""
-
-    def __init__(self, model, most_rows):
-        self.most_rows = most_rows
-        model.model.register_forward_pre_hook(self.check, with_kwargs=True)
-
-    def check(self, module, args, inputs):
-        if len(inputs["input_ids"]) > self.most_rows:
+    def see(module, args, inputs):
+        rows, length = inputs["input_ids"].shape
+        assert length == 32
+        seen.append(rows)
+        if rows > most_rows:
             raise torch.OutOfMemoryError("all taken")
+
+    model.model.register_forward_pre_hook(see, with_kwargs=True)
+    ids = counting_rows(8, 32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        claim_memory(state, {"input_ids": ids, "labels": ids} if batch is None else batch)
+    return state, seen, [str(warning.message) for warning in caught if "SeqLengthWarmup" in str(warning.message)]
 
 
 @pytest.mark.parametrize(("microbatch", "rows"), [(None, 8), (2, 2), (2.5, 3), (100, 8)])
 def test_one_run_of_a_microbatch_at_full_length(microbatch, rows):
-    model = tiny_gpt2()
-    seen = rows_seen(model)
-    claim_memory(state_with(model, microbatch=microbatch), a_batch())
-    assert seen == [(rows, 32)]
+    assert claimed(microbatch)[1:] == ([rows], [])
 
 
 def test_automatic_microbatches_shrink_until_they_fit():
-    model = tiny_gpt2()
-    FullMemory(model, most_rows=3)
-    state = state_with(model, microbatch=8, automatic=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        claim_memory(state, a_batch())
-    assert [str(warning.message) for warning in caught if warning.category is UserWarning] == [
-        "SeqLengthWarmup: 8 rows of 32 tokens do not fit (all taken); device_train_microbatch_size is 4 now",
-        "SeqLengthWarmup: 4 rows of 32 tokens do not fit (all taken); device_train_microbatch_size is 2 now",
-    ]
+    state, seen, messages = claimed(8, automatic=True, most_rows=3)
+    assert seen == [8, 4, 2]
     assert state.device_train_microbatch_size == 2
+    assert [message.rpartition("device_train_microbatch_size is ")[2] for message in messages] == ["4 now", "2 now"]
 
 
-@pytest.mark.parametrize(("automatic", "most_rows"), [(False, 3), (True, 0)])
-def test_microbatches_that_cannot_shrink_raise(automatic, most_rows):
-    model = tiny_gpt2()
-    FullMemory(model, most_rows)
-    state = state_with(model, microbatch=8 if most_rows else 1, automatic=automatic)
+@pytest.mark.parametrize(("microbatch", "automatic", "most_rows"), [(8, False, 3), (1, True, 0)])
+def test_microbatches_that_cannot_shrink_raise(microbatch, automatic, most_rows):
     with pytest.raises(torch.OutOfMemoryError, match="device_train_microbatch_size"):
-        claim_memory(state, a_batch())
+        claimed(microbatch, automatic=automatic, most_rows=most_rows)
 
 
 def test_batches_that_are_not_mappings_are_skipped():
-    model = tiny_gpt2()
-    seen = rows_seen(model)
-    claim_memory(state_with(model), (torch.ones(2, 3), torch.ones(2)))
-    assert seen == []
+    assert claimed(batch=(torch.ones(2, 3), torch.ones(2)))[1] == []

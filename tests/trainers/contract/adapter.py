@@ -11,7 +11,7 @@ import torch
 
 from ...support.ranks import set_environment
 from ...support.token_rates import PEAK, SCHEDULERS
-from .cases import LEARNING_RATE, Case, Model, loader
+from .cases import ADAM_RATE, LEARNING_RATE, Case, Model, loader
 from .oracle import Rule
 from .record import Record, record_of
 
@@ -24,17 +24,22 @@ class Adapter(abc.ABC):
     Attributes:
         rule: how the trainer makes the loss of a step.
         warns_of_short: it warns of a training that ends before the schedule.
+        knows_steps_of_epochs: it knows how many steps a number of epochs has before they are made.
         ends_by_tokens: it ends by itself after `total_tokens`.
         keeps_schedule: checkpoints have the schedule's state. Else its length follows from the trainer's own count.
+        shards_rows: it gives each rank its part of the rows of a model with ContextParallel.
         has_monitor: it has a Monitor, which writes to `records`.
     """
 
-    rank: ClassVar[int] = 0  # of this process
+    rank: ClassVar[int] = 0  # of this process, among those that have different batches
     world_size: ClassVar[int] = 1
+    processes: ClassVar[int] = 1
     rule: ClassVar[Rule]
     warns_of_short: ClassVar[bool] = True
+    knows_steps_of_epochs: ClassVar[bool] = False
     ends_by_tokens: ClassVar[bool] = True
     keeps_schedule: ClassVar[bool] = True
+    shards_rows: ClassVar[bool] = True
     has_monitor: ClassVar[bool] = True
     Monitor: ClassVar[Any]
 
@@ -42,7 +47,7 @@ class Adapter(abc.ABC):
         self.case, self.model, self.folder = case, model, folder
         self.records: list[Any] = []
         self.monitors = []
-        if case.is_watched:
+        if case.is_watched and self.has_monitor:
             self.monitors.append(self.Monitor(self.records.append, read_every=READ_EVERY, spike_threshold=1.0))
 
     @classmethod
@@ -50,9 +55,10 @@ class Adapter(abc.ABC):
         return True
 
     @staticmethod
-    def join_ranks(rank: int, port: int) -> None:
-        """Makes this process one of two, before any training."""
-        Adapter.rank, Adapter.world_size = rank, 2
+    def join_ranks(rank: int, port: int, *, share_rows: bool = False) -> None:
+        """Makes this process one of two, before any training. They have different batches, or share each row."""
+        Adapter.processes = 2
+        Adapter.rank, Adapter.world_size = (0, 1) if share_rows else (rank, 2)
         set_environment(rank, port)
 
     @abc.abstractmethod
@@ -93,8 +99,9 @@ class Adapter(abc.ABC):
 
     def optimizer(self) -> tuple[torch.optim.Optimizer, Any]:
         """A new optimizer, and its learning rates."""
-        rates, kind = self.case.rates, torch.optim.AdamW if self.case.adam else torch.optim.SGD
-        optimizer = kind(self.model.parameters(), lr=PEAK if rates else LEARNING_RATE)
+        rates = self.case.rates
+        kind, rate = (torch.optim.AdamW, ADAM_RATE) if self.case.adam else (torch.optim.SGD, LEARNING_RATE)
+        optimizer = kind(self.model.parameters(), lr=PEAK if rates else rate)
         optimizer.register_step_post_hook(self.model.note_step)
         if rates:
             return optimizer, SCHEDULERS[rates][0](optimizer, self.source())

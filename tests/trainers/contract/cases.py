@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -16,7 +18,7 @@ WORDS, WIDTH, LENGTH = 11, 6, 18  #: rows are longer than the schedule's last le
 SHORTEST, LONGEST, STEP_SIZE = 4, 16, 4
 ITEMS, BATCH_SIZE, EPOCHS = 16, 2, 2
 EVALUATED = 4  #: items of an evaluation
-LEARNING_RATE = 0.5
+LEARNING_RATE, ADAM_RATE = 0.5, 3e-3
 IGNORED = -100
 FAILS_AT = 5
 EVEN_LENGTH = 48  #: which every length of the schedule divides
@@ -30,8 +32,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)  #: of resize_batch
     unit: str = "step"
     duration: int = 10
-    data: str = "rows"  #: "rows" of one length, rows of an "even" length, "padded" rows, or "packed" sequences
-    network: str | None = None  #: a decoder of transformers in place of the small model
+    data: str = "rows"  #: "rows" of one length, of an "even" length, "padded", or sequences in one row, see `PACKED`
+    network: str | None = None  #: a decoder or a family of transformers in place of the small model
     accumulate: int = 1
     evaluate_every: int | None = 4  #: optimizer steps
     log_every: int = 1
@@ -51,11 +53,17 @@ class Case:
         return ITEMS // BATCH_SIZE // self.accumulate
 
     @property
+    def is_packed(self) -> bool:
+        return self.data in PACKED
+
+    @property
     def length(self) -> int:
         return EVEN_LENGTH if self.data == "even" else LENGTH
 
-    def model(self) -> Model:
-        return Model() if self.network is None else Decoder(self.network)
+    def model(self) -> Any:
+        if self.network is None:
+            return Model()
+        return Decoder(self.network) if "-" in self.network else of_family(self.network)
 
     def schedule(self) -> SequenceLengthScheduler:
         options = {"duration": self.duration, "step_size": STEP_SIZE, "unit": self.unit}
@@ -71,7 +79,7 @@ def items(case: Case) -> list[list[Any]]:
         return made
     lengths = [8 + 7 * index % 11 for index in range(ITEMS)]  # from 8 to 18
     cut = [row[:length] for row, length in zip(made, lengths, strict=True)]
-    return cut if case.data == "packed" else [row + [PADDING] * (LENGTH - len(row)) for row in cut]
+    return cut if case.is_packed else [row + [PADDING] * (LENGTH - len(row)) for row in cut]
 
 
 def collate_rows(rows):
@@ -92,7 +100,16 @@ def collate_packed(sequences):
     return {**row, "position_ids": torch.tensor([positions])}
 
 
-COLLATE = {"rows": collate_rows, "even": collate_rows, "padded": collate_padded, "packed": collate_packed}
+def collate_flattened(sequences):
+    """As a collator of transformers packs them, with boundaries of its own names."""
+    collator = pytest.importorskip("transformers").DataCollatorWithFlattening
+    items = [{"input_ids": [token for token, _ in sequence]} for sequence in sequences]
+    return collator(return_flash_attn_kwargs=True, return_seq_idx=True)(items)
+
+
+#: How sequences are packed: with positions that start again at each of them, or with more.
+PACKED = {"packed": collate_packed, "flattened": collate_flattened}
+COLLATE = {"rows": collate_rows, "even": collate_rows, "padded": collate_padded, **PACKED}
 
 
 def loader(case, size=BATCH_SIZE, *, rank=0, world_size=1, is_evaluation=False, **settings):
@@ -127,21 +144,31 @@ class Model(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter, generator=generator)
 
-    def forward(self, input_ids, labels, attention_mask=None, position_ids=None, num_items_in_batch=None):
+    def forward(self, input_ids, labels, attention_mask=None, position_ids=None, num_items_in_batch=None, **boundaries):
+        if boundaries:
+            lengths = boundaries["cu_seq_lens_q"].diff().tolist()
+            position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
+            assert boundaries["seq_idx"].unique_consecutive(return_counts=True)[1].tolist() == lengths
+            assert boundaries["max_length_q"] == max(lengths)
         return self.trained(labels, num_items_in_batch, input_ids, attention_mask, position_ids)
 
-    def trained(self, labels, num_items_in_batch, input_ids, attention_mask, position_ids, **others):
-        """The loss and the logits of a call, which is noted."""
+    def trained(
+        self, labels, num_items_in_batch, input_ids, attention_mask, position_ids, *, shift_labels=None, **others
+    ):
+        """The loss and the logits of a call, which is noted. A rank's part of a batch has shifted labels."""
         if self.fails is not None and sum(call[0] is True for call in self.calls) == FAILS_AT:
             raise self.fails
         if self.ask is not None and self.training:
             self.ask()
         logits = self.logits(input_ids, attention_mask, position_ids, **others)
-        targets = labels[:, 1:].flatten()
-        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        targets = shift_labels.flatten()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
         loss = loss / ((targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
-        rows, length = input_ids.shape
-        longest = length if position_ids is None else int(position_ids.max()) + 1
+        rows, longest = input_ids.shape
+        if position_ids is not None:
+            longest = int(position_ids.max()) + 1
         self.calls.append((self.training, rows, longest, loss.item()))
         return {"loss": loss, "logits": logits}
 
@@ -178,12 +205,13 @@ class Decoder(Model):
         sizes = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
         more = {
             "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-            "llama": {"intermediate_size": 24, "attn_implementation": attention},
+            "llama": {"intermediate_size": 24},
         }
         config = transformers.AutoConfig.for_model(kind, max_position_embeddings=EVEN_LENGTH, **sizes, **more[kind])
         torch.manual_seed(generator.initial_seed())
-        self.network = transformers.AutoModelForCausalLM.from_config(config)
-        if attention == "alibi":
+        own = None if attention == "alibi" else attention
+        self.network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=own)
+        if own is None:
             apply_alibi(self.network, EVEN_LENGTH)
         self.double()
 
@@ -193,3 +221,21 @@ class Decoder(Model):
     def logits(self, input_ids, attention_mask, position_ids, **others):
         options = {"attention_mask": attention_mask, "position_ids": position_ids, **others}
         return self.network(input_ids=input_ids, **options).logits
+
+
+def of_family(name):
+    """A converted model of tests/models/zoo.py, which notes its calls as `Model` does. Its slopes are learned."""
+    from seqwarm_kernels import apply_alibi
+
+    from ...models.zoo import FAMILIES, make
+
+    model = make(name).train()
+    apply_alibi(model, LENGTH, learn_slopes=not FAMILIES[name].pretrained_with_alibi)
+    model.calls, model.fails, model.ask = [], None, None
+    model.note_step = functools.partial(Model.note_step, model)
+
+    def note(module, args, kwargs, output):
+        model.calls.append((module.training, *output["logits"].shape[:2], output["loss"].item()))
+
+    model.register_forward_hook(note, with_kwargs=True)
+    return model

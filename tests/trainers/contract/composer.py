@@ -39,8 +39,8 @@ class Composer(Adapter):
     def supports(cls, case):
         """It truncates or cuts the batch as one stream, and packed rows cannot be split into microbatches."""
         has_mode = case.options.keys() <= OPTIONS and case.options.get("mode", "truncate") in MODES
-        is_one_batch = case.data != "packed" or case.accumulate == 1
-        has_share = case.max_steps is None and (case.data != "packed" or case.unit == "step")
+        is_one_batch = not case.is_packed or case.accumulate == 1
+        has_share = case.max_steps is None and (not case.is_packed or case.unit == "step")
         return has_mode and is_one_batch and has_share and case.log_every == 1
 
     def __init__(self, case, model, folder):
@@ -68,7 +68,7 @@ class Composer(Adapter):
             eval_dataloader=self.sampled(is_evaluation=True) if case.evaluate_every else None,
             eval_interval=f"{case.evaluate_every}ba" if case.evaluate_every else 1,
             max_duration=self.max_duration,
-            device_train_microbatch_size=BATCH_SIZE if case.data != "packed" else None,
+            device_train_microbatch_size=None if case.is_packed else BATCH_SIZE,
             algorithms=[self.warmup, *([GradientClipping("norm", case.clip)] if case.clip else [])],
             callbacks=[self.counter, *self.monitors],
             loggers=self.logs,

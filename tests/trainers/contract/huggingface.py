@@ -12,6 +12,7 @@ from .oracle import Rule
 
 class HuggingFace(Adapter):
     rule, Monitor = Rule("labels"), Monitor
+    knows_steps_of_epochs = True
 
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
@@ -32,7 +33,7 @@ class HuggingFace(Adapter):
             "remove_unused_columns": False,
             "max_grad_norm": case.clip or 0.0,
             "restore_callback_states_from_checkpoint": True,
-            "ddp_backend": "gloo" if self.world_size > 1 else None,
+            "ddp_backend": "gloo" if self.processes > 1 else None,
         }
         self.trainer = transformers.Trainer(
             model,
@@ -43,6 +44,8 @@ class HuggingFace(Adapter):
             optimizers=self.optimizer(),
         )
         self.trainer.remove_callback(transformers.PrinterCallback)
+        if self.processes > self.world_size:  # the Trainer's own loader has other rows for each rank
+            self.trainer.get_train_dataloader = self.batches
         for callback in (self.warmup, *self.monitors):
             callback.add_to(self.trainer)
 

@@ -53,7 +53,7 @@ class Lightning(Adapter):
         """A new one, since a second `fit` of the same continues the first."""
         case = self.case
         saving = [pl.callbacks.ModelCheckpoint(self.folder, "{step}", save_top_k=-1)] if case.saves else []
-        ranks = {"devices": 2, "strategy": "ddp"} if self.world_size > 1 else {}
+        ranks = {"devices": 2, "strategy": "ddp"} if self.processes > 1 else {}
         every = case.evaluate_every
         return pl.Trainer(
             accelerator="cpu",

@@ -140,7 +140,7 @@ def as_one(batches):
 def train(case, rule, model=None, *, world_size=1):
     """The record of a training of `model` from the schedule's start."""
     model = Model() if model is None else model
-    is_packed = case.data == "packed"
+    is_packed = case.is_packed
     rate_at = SCHEDULERS[case.rates][1] if case.rates else lambda tokens: LEARNING_RATE
     made, tokens = Record(), 0
     for step, batches in enumerate(batches_of(case, rule, world_size) * EPOCHS):
@@ -187,7 +187,7 @@ def counted(case, rule, whole, resized, tokens):
 
 def evaluate(case, model, steps):
     """(steps so far, length, loss) of each batch of an evaluation, on whole rows."""
-    data, packed = items(case)[:EVALUATED], case.data == "packed"
+    data, packed = items(case)[:EVALUATED], case.is_packed
     batches = [data[start : start + BATCH_SIZE] for start in range(0, EVALUATED, BATCH_SIZE)]
     with torch.no_grad():
         sums = [summed_loss(model, rows, packed) for rows in batches]

@@ -11,11 +11,7 @@ from .oracle import Rule
 
 class Plain(Adapter):
     rule = Rule("batches")
-    warns_of_short = ends_by_tokens = has_monitor = False
-
-    @classmethod
-    def supports(cls, case):
-        return not case.is_watched
+    warns_of_short = ends_by_tokens = shards_rows = has_monitor = False
 
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
@@ -23,7 +19,7 @@ class Plain(Adapter):
 
     @staticmethod
     def join_ranks(rank, port):
-        Adapter.rank, Adapter.world_size = rank, 2
+        Adapter.join_ranks(rank, port)
         join_group(rank, port)
 
     def fit(self, resume=None):
@@ -46,6 +42,8 @@ class Plain(Adapter):
                 model.train()
                 for _ in range(case.accumulate):
                     (model(**next(batches))["loss"] / case.accumulate).backward()
+                if case.clip:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
                 optimizer.step()
                 optimizer.zero_grad()
                 self.count(attachment, step + 1)

@@ -47,8 +47,7 @@ def record_of(model, rule, first=0):
     made, parts, lengths = Record(first), [], set()
     for call in model.calls:
         if call[0] == "step":
-            (length,) = lengths  # the batches of a step have one length
-            made.lengths.append(length)
+            made.lengths.append(lengths.pop() if len(lengths) == 1 else lengths)  # of all batches of a step, one
             made.losses.append(combined(parts, rule))
             made.rates.append(call[1])
             parts, lengths = [], set()

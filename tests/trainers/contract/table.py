@@ -17,6 +17,7 @@ TRAINERS = {
 }
 
 FLATTEN = {"mode": "flatten"}
+WATCHED = {"is_watched": True, "clip": 0.1}
 SEGMENTS = {"mode": "segments", "boundaries": "position_ids"}
 
 
@@ -26,17 +27,17 @@ def reshape(remainder):
 
 #: Of each mode, remainder, unit and kind of batch one.
 CASES = {
-    "truncate": Case(),
-    "truncate-padded": Case({}, "token", 80, "padded", 2, asks=True, rates="TokenLR"),
-    "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", 2, rates="StepByTokens"),
+    "truncate": Case(is_watched=True),
+    "truncate-padded": Case({}, "token", 80, "padded", accumulate=2, asks=True, rates="TokenLR", **WATCHED),
+    "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", accumulate=2, rates="StepByTokens"),
     "reshape-drop": Case(reshape("drop"), "token", 400, accumulate=2, log_every=3),
     "reshape-pad": Case(reshape("pad"), "sample", 60, rates="TokenLR"),
-    "reshape-overlap": Case(reshape("overlap"), data="padded"),
+    "reshape-overlap": Case(reshape("overlap"), data="padded", log_every=3),
     "flatten": Case(FLATTEN, "token", 400, rates="TokenLR"),
-    "flatten-accumulated": Case(FLATTEN, duration=6, accumulate=2),
-    "packed-truncate": Case(data="packed", rates="TokenLR"),
+    "flatten-accumulated": Case(FLATTEN, duration=6, accumulate=2, **WATCHED),
+    "packed-truncate": Case(data="flattened", rates="TokenLR", is_watched=True),
     "packed-reshape": Case(reshape("pad"), "token", 220, "packed"),
-    "packed-flatten": Case(FLATTEN, data="packed"),
+    "packed-flatten": Case(FLATTEN, data="flattened"),
     "segments": Case(SEGMENTS, "token", 400, accumulate=2, rates="TokenLR"),
     "segments-padded": Case(SEGMENTS, data="padded"),
     "segments-packed": Case(SEGMENTS, data="packed"),
@@ -58,7 +59,7 @@ def grid():
         tokens = (400 if options else 120) // (1 if data == "rows" else 2)
         duration = {"step": 10 // accumulate, "token": tokens, "sample": 30 if options else 20}[unit]
         name = "-".join([*(options.values() or ["truncate"]), unit, data, str(accumulate)])
-        yield name, Case(options, unit, duration, data, accumulate)
+        yield name, Case(options, unit, duration, data, accumulate=accumulate)
 
 
 def adapter_of(trainer):
@@ -83,23 +84,29 @@ def each_trainer(**attributes):
     """Parametrizes a test by the adapters with these attributes."""
 
     def rows(trainer, adapter):
-        fits = all(getattr(adapter, name) == value for name, value in attributes.items())
-        return [pytest.param(adapter, id=trainer)] if fits else []
+        return [pytest.param(adapter, id=trainer)] if _has(adapter, attributes) else []
 
     return _parametrized(("adapter",), rows)
 
 
-def each_case(cases, fast):
-    """Parametrizes a test by the adapters and the cases that they support. Those that are not in `fast` are slow."""
+def each_case(cases, fast, **attributes):
+    """Parametrizes a test by the adapters with these attributes, and the cases that they support.
+
+    Those that are not in `fast` are slow.
+    """
 
     def marks_of(name):
         return [] if name in fast else [pytest.mark.slow]
 
     def rows(trainer, adapter):
-        supported = {name: case for name, case in cases.items() if adapter.supports(case)}
         return [
             pytest.param(adapter, case, id=f"{trainer}-{name}", marks=marks_of(name))
-            for name, case in supported.items()
+            for name, case in cases.items()
+            if _has(adapter, attributes) and adapter.supports(case)
         ]
 
     return _parametrized(("adapter", "case"), rows)
+
+
+def _has(adapter, attributes):
+    return all(getattr(adapter, name) == value for name, value in attributes.items())
