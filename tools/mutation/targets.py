@@ -106,14 +106,14 @@ TARGETS = [
     *_targets(
         "seqwarm_kernels/allocator",
         "warmup.py rehearsal.py training_pass.py snapshot.py example_batch.py memory.py",
-        "allocator/test_snapshot.py allocator/test_warmup.py allocator/test_arguments.py allocator/test_memory.py "
+        "allocator/test_state.py allocator/test_warmup.py allocator/test_arguments.py allocator/test_memory.py "
         "allocator/test_example_batch.py allocator/test_transformers.py allocator/test_distributed.py "
         "utils/test_progress.py -k 'not two_ranks and not inside_fully_shard'",
     ),
     *_targets(
         "seqwarm_kernels/allocator",
         "distributed.py compilation.py report.py",
-        "allocator/test_zoo.py allocator/test_distributed.py allocator/test_compilation.py allocator/test_memory.py "
+        "allocator/test_state.py allocator/test_distributed.py allocator/test_compilation.py allocator/test_memory.py "
         "allocator/test_warmup.py",
         "allocator/test_distributed.py -m slow",
     ),
