@@ -11,7 +11,7 @@ from seqwarm_kernels.models.alibi_layer import observe_calls
 
 from ..support.ranks import mean_of_two_ranks
 from ..support.tiers import first_fast
-from .zoo import VOCABULARY, heads_of, make, slopes_of
+from .zoo import VOCABULARY, converted, heads_of, slopes_of
 
 STEPS, ROWS, LENGTH = 4, 4, 24
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -34,10 +34,8 @@ def train(model, call, share):
     return torch.stack(losses)
 
 
-def converted(name):
-    torch.manual_seed(0)
-    model = make(name).train()
-    apply_alibi(model, LENGTH, learn_slopes=True)
+def trainable(name):
+    model = converted(name, max_seq_length=LENGTH, learn_slopes=True).train()
     torch.manual_seed(1)
     return model
 
@@ -64,7 +62,7 @@ def shard_slopes(model, mesh):
 
 
 def train_one_of_two(rank, name, wrapping):
-    model = converted(name)
+    model = trainable(name)
     return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
 
 
@@ -74,7 +72,7 @@ def train_one_of_two(rank, name, wrapping):
 )
 def test_two_ranks_train_as_one(name, wrapping):
     together = mean_of_two_ranks(train_one_of_two, name, wrapping)
-    model = converted(name)
+    model = trainable(name)
     torch.testing.assert_close(together, train(model, model, lambda ids: ids), rtol=1e-5, atol=1e-6)
 
 
@@ -111,7 +109,7 @@ def slopes_after_a_step(model):
 
 
 def test_a_policy_that_rounds_learned_slopes_warns(mesh):
-    model = fully_shard(converted("gpt2"), mesh=mesh, mp_policy=BFLOAT16)
+    model = fully_shard(trainable("gpt2"), mesh=mesh, mp_policy=BFLOAT16)
     with pytest.warns(UserWarning, match="slopes are rounded"):
         assert slopes_after_a_step(model)[0] == {torch.bfloat16}
 
@@ -119,7 +117,7 @@ def test_a_policy_that_rounds_learned_slopes_warns(mesh):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_slopes_that_are_sharded_first_stay_float32(dtype, mesh):
-    model = converted("gpt2").to(dtype)
+    model = trainable("gpt2").to(dtype)
     before = torch.tensor(slopes_of(model))
     shard_slopes(model, mesh)
     dtypes, after = slopes_after_a_step(fully_shard(model, mesh=mesh, mp_policy=BFLOAT16))
@@ -129,7 +127,7 @@ def test_slopes_that_are_sharded_first_stay_float32(dtype, mesh):
 
 def test_accelerate_trains_as_without():
     pytest.importorskip("accelerate")
-    model = converted("gpt2")
+    model = trainable("gpt2")
     losses = train(model, wrapped(model, "accelerate"), lambda ids: ids)
-    model = converted("gpt2")
+    model = trainable("gpt2")
     assert losses.equal(train(model, model, lambda ids: ids))
