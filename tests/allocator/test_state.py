@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from seqwarm_kernels.allocator import snapshot
-from seqwarm_kernels.allocator.distributed import reshard
 from seqwarm_kernels.allocator.snapshot import restored
 
 from ..support.same import assert_same
@@ -163,8 +162,7 @@ def test_training_continues_as_without_the_call(name, where, error):
 def test_a_sharded_model_may_be_left_unsharded_before_and_is_saved_afterwards():
     """fully_shard leaves parameters unsharded after a forward without a backward, and adds its hooks of state dicts in
     the first forward alone."""
-    model, optimizer = make("fully_shard", has_state=False)
-    model.set_reshard_after_forward(False)
+    model, optimizer = make("fully_shard of the whole", has_state=False)
 
     def evaluate():
         with torch.no_grad():
@@ -172,10 +170,8 @@ def test_a_sharded_model_may_be_left_unsharded_before_and_is_saved_afterwards():
         assert not isinstance(model.head.weight, DTensor)
 
     evaluate()
-    reshard(model)
-    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    evaluate()
     warmup_allocator(model.train(), MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     train(model, optimizer, 2)
     evaluate()
     weights, state = get_state_dict(model, optimizer)
@@ -369,14 +365,12 @@ def test_wrappers_of_torch_keep_their_attributes():
     assert (wrapper.steps, wrapper.training, hasattr(own, "steps")) == (1, True, False)
 
 
-def test_sharded_parameters_are_sharded_before_they_are_read_and_afterwards(monkeypatch):
+def test_parameters_are_sharded_before_they_are_restored(monkeypatch):
     model, calls = nn.Linear(2, 1), []
     monkeypatch.setattr(snapshot, "reshard", lambda module: calls.append((module, module.weight.sum().item())))
-    total = model.weight.sum().item()
     with restored(model):
-        assert calls == [(model, total)]
         model.weight.data.fill_(9)
-    assert calls == [(model, total), (model, 18)]
+    assert calls == [(model, 18)]
 
 
 def test_host_memory_for_all_copies(monkeypatch):
