@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import SequenceLengthScheduler, alibi_attention
 
+from ..support.tiers import first_fast
 from .zoo import FAMILIES, VOCABULARY, changed_by, converted, make, transformers
 
 LENGTH, IGNORED = 24, -100
@@ -131,18 +132,19 @@ def test_a_window_limits_what_a_token_sees(name):
     assert changed_by(model, 0, LENGTH) == [*range(2 * (length - 1) + 1)]  # of two layers
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "graphs"),
-    [
-        ("gpt2-alibi", "segments", 1),
-        ("llama-seqwarm", "window", 2),
-        pytest.param("gpt2-alibi", "window", 2, marks=pytest.mark.slow),
-        pytest.param("llama-sdpa", "segments", 1, marks=pytest.mark.slow),
-        pytest.param("llama-seqwarm", "segments", 1, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("by", ["attach", "resize"])
-def test_a_ramp_compiles_at_most_twice(name, mode, graphs, by):
+#: By what, the model, the mode and the number of graphs.
+RAMPS = [
+    ("attach", "gpt2-alibi", "segments", 1),
+    ("resize", "llama-seqwarm", "window", 2),
+    pytest.param("attach", "llama-seqwarm", "window", 2, marks=pytest.mark.slow),
+    pytest.param("resize", "gpt2-alibi", "segments", 2, marks=pytest.mark.slow),
+    pytest.param("attach", "llama-sdpa", "segments", 1, marks=pytest.mark.slow),
+    pytest.param("resize", "llama-sdpa", "segments", 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("by", "name", "mode", "graphs"), RAMPS)
+def test_a_ramp_compiles_at_most_twice(by, name, mode, graphs):
     """`resize` in the compiled function makes a second graph, for all lengths but the first."""
     model, counter, scheduler = made(name).float(), CompileCounter(), schedule(4, 20, duration=8)
     options = {"mode": mode, "boundaries": BOUNDARIES[name] if mode == "segments" else None}
@@ -168,7 +170,7 @@ def test_a_ramp_compiles_at_most_twice(name, mode, graphs, by):
         lengths.append(scheduler.seq_length)
         scheduler.step()
     assert lengths == [*range(4, 21, 2)]
-    assert counter.frame_count == (graphs if by == "attach" else 2)
+    assert counter.frame_count == graphs
 
 
 class Wrapper(nn.Module):
@@ -191,15 +193,15 @@ WRONGLY_PASSED = {
 }
 
 
-@pytest.mark.parametrize("compiles", [False, True])
+#: The model, the mode and what its wrapper passes on.
+WRAPPED = [("llama-sdpa", "segments", passes) for passes in WRONGLY_PASSED]
+WRAPPED += [("gpt2-alibi", "window", "nothing"), ("gpt2-alibi", "segments", "nothing")]
+WRAPPED += [("llama-seqwarm", "segments", "nothing")]
+
+
 @pytest.mark.parametrize(
-    ("name", "mode", "passes"),
-    [
-        *(("llama-sdpa", "segments", passes) for passes in WRONGLY_PASSED),
-        ("llama-seqwarm", "segments", "nothing"),
-        ("gpt2-alibi", "segments", "nothing"),
-        ("gpt2-alibi", "window", "nothing"),
-    ],
+    ("name", "mode", "passes", "compiles"),
+    [*((*case, False) for case in WRAPPED), *first_fast([(*case, True) for case in WRAPPED])],
 )
 def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes, compiles):
     """It would train on whole rows."""

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 
+from seqwarm_kernels import apply_alibi
+
 from ..support.tiers import first_fast
-from .zoo import converted, padding, tokens, transformers
+from .zoo import converted, make, padding, tokens, transformers
 
 
 def loss_and_gradients(model, ids, mask):
@@ -44,7 +46,8 @@ def test_compiled_models_refuse_packed_position_ids(name):
 
 
 def test_compiled_models_refuse_masks_of_another_length():
-    model, ids = converted("llama"), tokens(2, 9)
+    model, ids = make("llama", num_hidden_layers=1), tokens(2, 9)
+    apply_alibi(model, 64)
     compiled = torch.compile(model, backend="eager")
 
     def call(length, ids=ids, **more):
