@@ -43,12 +43,11 @@ def restored(
     """Restore everything bit for bit at the end of the block, also after an exception.
 
     Gradients are None inside the block. Tensors stay the same objects in the same memory, their copies are in host
-    memory.
+    memory. Parameters of fully_shard must be sharded at its beginning.
 
     Raises:
         MemoryError: The copies do not fit into the available memory of the host.
     """
-    reshard(model)  # parameters stay unsharded after a forward without a backward
     namespaces = list(_namespaces(model, optimizer, grad_scaler))
     hooks = _hooks_of_sharding(model)
     values = list(_unique(value for namespace in namespaces for value in (namespace, *_contents(namespace))))

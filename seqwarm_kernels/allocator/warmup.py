@@ -19,7 +19,7 @@ from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int
 from ..utils.modules import ExampleBatch, is_compiled
 from .compilation import compilations
-from .distributed import RankConsensus, check_wrapper, is_sharded, rank_consensus, without_gradient_exchange
+from .distributed import RankConsensus, check_wrapper, is_sharded, rank_consensus, reshard, without_gradient_exchange
 from .example_batch import TrainingBatches
 from .memory import Memory, memory_of
 from .rehearsal import Warmup
@@ -133,6 +133,7 @@ def warmup_allocator(
         batch_size = check_int("batch_size", batch_size, minimum=1)
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
+    reshard(model)  # parameters stay unsharded after a forward without a backward
     if optimizer is not None and _parameters_of(optimizer).isdisjoint(model.parameters()):
         raise ValueError("optimizer must hold parameters of model, got one that holds none of them")
     are_waiting = shard_batch is not None or is_sharded(model)  # ranks, for each other

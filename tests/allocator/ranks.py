@@ -16,8 +16,10 @@ from seqwarm_kernels.allocator import warmup
 from seqwarm_kernels.allocator.distributed import is_sharded, rank_consensus
 
 from ..support.ranks import join_group, leave_group
-from .test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm, fails_at
-from .traces import assert_same, everything, identities
+from ..support.same import assert_same
+from .kinds import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm
+from .test_state import fails_at, loss_fn, train
+from .traces import everything, identities
 
 
 class Model(Body):
@@ -47,17 +49,8 @@ def wrapped(kind):
     return fully_shard(model), model
 
 
-def train(model, optimizer, steps):
-    torch.manual_seed(torch.distributed.get_rank())
-    for _ in range(steps):
-        batch = {"input_ids": torch.randint(WORDS, (2, 6))}
-        loss_of(model(**batch), batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def loss_of(output, batch):
-    return nn.functional.cross_entropy(output.flatten(0, 1), batch["input_ids"].flatten())
+def flags_of(model):
+    return [getattr(model, f"require_{name}", None) for name in ("forward_param_sync", "backward_grad_sync")]
 
 
 def state_is_restored(kind):
@@ -65,25 +58,18 @@ def state_is_restored(kind):
     for warmed in (False, True):
         model, _ = wrapped(kind)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        torch.manual_seed(torch.distributed.get_rank())
         train(model, optimizer, 2)
         if warmed:
-            before, before_ids = everything(model, optimizer), identities(model, optimizer)
-            flags = (
-                getattr(model, "require_forward_param_sync", None),
-                getattr(model, "require_backward_grad_sync", None),
-            )
+            before, before_ids, flags = everything(model, optimizer), identities(model, optimizer), flags_of(model)
             scheduler = SequenceLengthScheduler(4, MAX_LEN, duration=10, step_size=4)
             report = warmup_allocator(
-                model, MAX_LEN, batch_size=3, loss_fn=loss_of, optimizer=optimizer, scheduler=scheduler,
+                model, MAX_LEN, batch_size=3, loss_fn=loss_fn, optimizer=optimizer, scheduler=scheduler,
                 accumulation_steps=2,
             )  # fmt: skip
             assert report.lengths == (16, 4, 8, 12)
             assert_same(before, everything(model, optimizer))
-            assert before_ids == identities(model, optimizer)
-            assert flags == (
-                getattr(model, "require_forward_param_sync", None),
-                getattr(model, "require_backward_grad_sync", None),
-            )
+            assert (before_ids, flags) == (identities(model, optimizer), flags_of(model))
         train(model, optimizer, 3)
         results.append(everything(model, optimizer))
     assert_same(*results)
@@ -109,11 +95,11 @@ def one_rank_out_of_memory(kind):
     if kind == "fsdp" or torch.distributed.get_rank() == 1:
         inner.raises = {"rows": 6, "error": torch.OutOfMemoryError("CUDA out of memory.")}
     before = everything(model)
-    report = warmup_allocator(model, MAX_LEN, batch_size=20, loss_fn=loss_of, find_batch_size=True)
+    report = warmup_allocator(model, MAX_LEN, batch_size=20, loss_fn=loss_fn, find_batch_size=True)
     assert report.out_of_memory.largest_batch_size == 5
     assert report.lengths == ()
     assert_same(before, everything(model))
-    assert warmup_allocator(model, MAX_LEN, batch_size=5, loss_fn=loss_of).out_of_memory is None
+    assert warmup_allocator(model, MAX_LEN, batch_size=5, loss_fn=loss_fn).out_of_memory is None
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
@@ -122,14 +108,14 @@ def compiled_around_the_wrapper():
     if torch.distributed.get_rank() == 1:
         inner.raises = {"rows": 6, "error": torch.OutOfMemoryError("CUDA out of memory.")}
     compiled = torch.compile(model, backend="eager")
-    assert warmup_allocator(compiled, MAX_LEN, batch_size=6, loss_fn=loss_of).out_of_memory is not None
+    assert warmup_allocator(compiled, MAX_LEN, batch_size=6, loss_fn=loss_fn).out_of_memory is not None
 
 
 def ranks_with_different_batch_sizes(kind):
     """The largest batch size counts."""
     model, _ = wrapped(kind)
     own = {"input_ids": torch.randint(WORDS, (3 + torch.distributed.get_rank(), 6))}
-    assert warmup_allocator(model, MAX_LEN, example_batch=own, loss_fn=loss_of).batch_size == 4
+    assert warmup_allocator(model, MAX_LEN, example_batch=own, loss_fn=loss_fn).batch_size == 4
 
 
 def one_rank_fails():
@@ -138,7 +124,7 @@ def one_rank_fails():
     if rank == 1:
         inner.raises = {"rows": 1, "error": KeyError("a bug")}
     with pytest.raises(KeyError if rank == 1 else RuntimeError, match="a bug" if rank == 1 else "on another rank"):
-        warmup_allocator(model, MAX_LEN, loss_fn=loss_of)
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_fn)
     inner.raises = {}
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
@@ -160,7 +146,7 @@ def one_rank_cannot_copy(kind):
         warmup.restored = Mock(side_effect=RuntimeError("no pinned memory"))
     gradient = next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
     with pytest.raises(RuntimeError, match="no pinned memory" if rank == 1 else "another rank could not copy"):
-        warmup_allocator(model, MAX_LEN, loss_fn=loss_of)
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_fn)
     warmup.restored = restore
     assert next(model.parameters()).grad is gradient
 
@@ -171,7 +157,7 @@ def some_of_all_ranks():
     groups = [torch.distributed.new_group([each]) for each in range(2)]
     model = DistributedDataParallel(Model(), process_group=groups[rank])
     if rank == 0:
-        assert warmup_allocator(model, MAX_LEN, loss_fn=loss_of).batch_size == 1
+        assert warmup_allocator(model, MAX_LEN, loss_fn=loss_fn).batch_size == 1
     torch.distributed.barrier()
 
 
@@ -185,7 +171,7 @@ def one_rank_fails_inside_fully_shard(rank, port, where, error, message):
         fails_at(model, optimizer, where, error)
     before = everything(model, optimizer)
     with pytest.raises(Exception, match=message if rank == 1 else "(?i)timed out") as raised:
-        warmup_allocator(model, MAX_LEN, loss_fn=loss_of, optimizer=optimizer)
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
     assert isinstance(raised.value, type(error) if isinstance(error, KeyError) and rank == 1 else RuntimeError)
     assert_same(before, everything(model, optimizer))
     torch.distributed.destroy_process_group()

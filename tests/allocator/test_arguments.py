@@ -1,56 +1,90 @@
-"""Arguments of warmup_allocator that it refuses, and results of the user's functions that torch refuses."""
+"""Arguments of warmup_allocator that it refuses or takes, and results of the user's functions that torch refuses."""
 
 import numpy
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 
-from .models import Recorder, Tied
-from .traces import assert_same, everything
+from ..support.same import assert_same
+from .models import Recorder, Words
+from .traces import everything
 
 BAD_ARGUMENTS = [
-    ({"max_len": 0}, ValueError, "max_len must"),
-    ({"max_len": "1024"}, TypeError, "max_len must"),
-    ({"batch_size": 0}, ValueError, "batch_size must"),
-    ({"batch_size": "big"}, TypeError, "batch_size must"),
-    ({"batch_size": "auto"}, ValueError, "batch_size='auto' needs a device that reports .* out of memory, got cpu"),
-    ({"accumulation_steps": 0}, ValueError, "accumulation_steps must"),
-    ({"scheduler": SequenceLengthScheduler(8, 64, duration=5)}, ValueError, "max_len must reach .* 64, got 16"),
-    (
-        {"optimizer": torch.optim.SGD([torch.ones(1, requires_grad=True)])},
-        ValueError,
-        "optimizer must hold parameters of model",
-    ),
+    ({"max_len": 0}, ValueError, "max_len"),
+    ({"max_len": "1024"}, TypeError, "max_len"),
+    ({"batch_size": 0}, ValueError, "batch_size"),
+    ({"batch_size": "big"}, TypeError, "batch_size"),
+    ({"batch_size": "auto"}, ValueError, "batch_size='auto'"),
+    ({"accumulation_steps": 0}, ValueError, "accumulation_steps"),
+    ({"scheduler": SequenceLengthScheduler(8, 64, duration=5)}, ValueError, "max_len"),
+    ({"optimizer": torch.optim.SGD([torch.ones(1, requires_grad=True)])}, ValueError, "optimizer"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD_ARGUMENTS)
 def test_bad_arguments_are_found_before_the_model_runs(arguments, error, message):
-    model = Tied()
+    model = Words()
     with pytest.raises(error, match=message):
         warmup_allocator(model, **{"max_len": 16, **arguments})
     assert not model.lengths
 
 
+def engine_of_deepspeed(tmp_path):
+    """Its hooks keep gradients. tests/trainers/test_deepspeed.py has the real ones."""
+    return type("DeepSpeedEngine", (nn.Linear,), {})(4, 4)
+
+
+def partitioned_by_zero(tmp_path):
+    model = nn.Linear(4, 4)
+    model.weight.ds_id = 0
+    return model
+
+
+def in_groups_of_zero(tmp_path):
+    model = nn.Linear(4, 4)
+    model.weight.param_idx_in_group = 0
+    return model
+
+
+def with_a_static_graph(tmp_path):
+    """It failed in an assertion of torch."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    return DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "match"),
+    [
+        (engine_of_deepspeed, "model .*deepspeed"),
+        (partitioned_by_zero, "model .*deepspeed"),
+        (in_groups_of_zero, "model .*deepspeed"),
+        (with_a_static_graph, "model .*static_graph"),
+    ],
+)
+def test_models_that_cannot_run_alone_are_refused(make_model, match, tmp_path):
+    try:
+        with pytest.raises(ValueError, match=match):
+            warmup_allocator(make_model(tmp_path), 4, example_batch=torch.ones(1, 4, 4))
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
 def test_an_optimizer_of_some_parameters_is_taken():
-    model = Tied()
-    optimizer = torch.optim.AdamW([*model.batch_norm.parameters(), torch.ones(1, requires_grad=True)])
+    model = Words()
+    optimizer = torch.optim.AdamW([model.embedding.weight, torch.ones(1, requires_grad=True)])
     steps = []
     optimizer.register_step_post_hook(lambda optimizer, *_: steps.append(len(optimizer.state)))
     warmup_allocator(model, 16, optimizer=optimizer)
-    assert steps == [2, 2]
+    assert steps == [1, 1]
 
 
-def test_sequences_of_one_token():
-    report = warmup_allocator(Tied(), 1, batch_size=2)
-    assert (report.batch_size, report.lengths, report.out_of_memory) == (2, (1,), None)
-
-
-def test_ints_of_numpy_are_taken():
-    rows, steps = numpy.int64(3), numpy.int32(2)
-    report = warmup_allocator(Tied(), numpy.int64(16), batch_size=rows, accumulation_steps=steps)
-    assert (report.batch_size, report.lengths) == (3, (16,))
+def test_ints_of_numpy_and_sequences_of_one_token_are_taken():
+    report = warmup_allocator(Words(), numpy.int64(1), batch_size=numpy.int64(3), accumulation_steps=numpy.int32(2))
+    assert (report.batch_size, report.lengths, report.out_of_memory) == (3, (1,), None)
     assert type(report.batch_size) is type(report.lengths[0]) is int
 
 
@@ -65,7 +99,7 @@ def test_ints_of_numpy_are_taken():
     ids=["nothing", "several without a graph", "several", "detached"],
 )
 def test_what_cannot_be_a_loss_is_an_error(loss_fn):
-    model = Tied()
+    model = Words()
     optimizer = torch.optim.AdamW(model.parameters())
     before = everything(model, optimizer)
     with pytest.raises((AttributeError, RuntimeError)):
@@ -73,15 +107,6 @@ def test_what_cannot_be_a_loss_is_an_error(loss_fn):
     assert_same(before, everything(model, optimizer))
 
 
-def test_an_optimizer_that_needs_a_closure_is_an_error():
-    model = Tied()
-    optimizer = torch.optim.LBFGS(model.embedding.parameters())
-    before = everything(model, optimizer)
-    with pytest.raises(TypeError, match="closure"):
-        warmup_allocator(model, 16, optimizer=optimizer)
-    assert_same(before, everything(model, optimizer))
-
-
 def test_a_model_without_a_float_output():
-    with pytest.raises(ValueError, match=r"loss_fn is needed: .* got str"):
+    with pytest.raises(ValueError, match="loss_fn"):
         warmup_allocator(Recorder(lambda self, x: "done"), 8, example_batch=torch.ones(1, 2))

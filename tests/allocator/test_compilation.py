@@ -40,7 +40,7 @@ def step(model, batch):
 @pytest.mark.parametrize("mode", first_fast(["truncate", "reshape"]))
 def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
     model = Model()
-    model.compile(backend="aot_eager")
+    model.compile(backend="eager")
     scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=8)
     batch = {"input_ids": torch.randint(11, (2, 64))}
     report = warmup_allocator(model, 64, example_batch=batch, scheduler=scheduler, resize_options={"mode": mode})
@@ -54,7 +54,7 @@ def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
 
 def test_a_compiled_model_runs_at_two_lengths():
     model = Model()
-    model.compile(backend="aot_eager")
+    model.compile(backend="eager")
     report = warmup_allocator(model, 64, batch_size=2)
     assert report.lengths == (64, 32)
     with no_compilation():

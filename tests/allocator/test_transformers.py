@@ -1,86 +1,72 @@
-"""warmup_allocator(model, max_len) without an example, for models of transformers: inputs are made from the config."""
+"""Models of transformers: warmup_allocator without an example, whose inputs are made from the config, and segments."""
 
 import pytest
 import torch
 
-from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from seqwarm_kernels import SequenceLengthScheduler, no_compilation, warmup_allocator
 from seqwarm_kernels.utils.modules import guess_batch
-from tests.allocator.traces import assert_same, everything
+
+from ..support.same import assert_same
+from .traces import everything
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS, IMAGE = 50, 5
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+TEXT = {"vocab_size": WORDS, **SMALL}
+VISION = {**SMALL, "image_size": 8, "patch_size": 4}
 
 
 def gpt2():
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+        transformers.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=1, n_head=2, n_positions=32)
     )
 
 
-def bert():
-    return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
-
-
 def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, num_key_value_heads=1))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, num_key_value_heads=1))
 
 
 def t5(headless=False):
     config = transformers.T5Config(
-        vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
+        vocab_size=WORDS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
     )
     return (transformers.T5Model if headless else transformers.T5ForConditionalGeneration)(config)
 
 
 def bart():
-    return transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=50,
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=32,
-            decoder_ffn_dim=32,
-            max_position_embeddings=32,
-        )
-    )
+    halves = {
+        f"{half}_{name}": size
+        for half in ("encoder", "decoder")
+        for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
+    }
+    config = transformers.BartConfig(vocab_size=WORDS, d_model=16, max_position_embeddings=32, **halves)
+    return transformers.BartForConditionalGeneration(config)
 
 
 def clip():
-    vision = {key: value for key, value in SMALL.items() if key != "vocab_size"}
-    return transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**SMALL, "max_position_embeddings": 32, "eos_token_id": 2},
-            vision_config={**vision, "image_size": 8, "patch_size": 4},
-            projection_dim=8,
-        )
-    )
+    text = {**TEXT, "max_position_embeddings": 32, "eos_token_id": 2}
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=8))
 
 
 def llava():
-    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
-    vision |= {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4}
-    text = {"model_type": "llama", "vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2}
-    text |= {"num_hidden_layers": 1, "intermediate_size": 16}
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=5, image_seq_length=4)
+    vision, text = {**VISION, "model_type": "clip_vision_model"}, {**TEXT, "model_type": "llama"}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE, image_seq_length=4)
     return transformers.LlavaForConditionalGeneration(config)
 
 
 def test_guessed_tokens_stand_for_no_images():
     guessed = guess_batch(llava(), 20, 24, torch.device("cpu"))
     assert guessed.keys() == {"input_ids", "attention_mask", "labels"}
-    assert not (guessed["input_ids"] == 5).any()
+    assert not (guessed["input_ids"] == IMAGE).any()
 
 
 def test_images_of_an_example_are_kept():
     """Tokens that stand for images are not repeated: there must be as many as the images have features."""
     model, seen = llava(), []
     model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    ids = torch.randint(6, 50, (2, 12))
-    ids[0, :4], ids[1, 3:7] = 5, 5
+    ids = torch.randint(6, WORDS, (2, 12))
+    ids[0, :4], ids[1, 3:7] = IMAGE, IMAGE
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     batch["pixel_values"] = torch.randn(2, 3, 8, 8)
     scheduler = SequenceLengthScheduler(8, 24, duration=10, step_size=8)
@@ -91,13 +77,13 @@ def test_images_of_an_example_are_kept():
         assert call["pixel_values"].equal(batch["pixel_values"][[0, 1, 0]])
         length = min(call["input_ids"].shape[1], 12)
         assert call["input_ids"][:, :length].equal(ids[[0, 1, 0], :length])
-        assert (call["input_ids"] == 5).sum(1).tolist() == [4, 4, 4]
+        assert (call["input_ids"] == IMAGE).sum(1).tolist() == [4, 4, 4]
 
 
 MODELS = {
     "causal": gpt2,
     "causal, grouped heads": llama,
-    "masked": bert,
+    "masked": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**TEXT)),
     "encoder-decoder": t5,
     "encoder-decoder, without a head": lambda: t5(headless=True),
     "encoder-decoder with positions": bart,
@@ -110,21 +96,20 @@ MODELS = {
 def test_no_example_is_needed(name):
     model = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters())
-    before = everything(model, optimizer)
-    shapes = []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append({key: tuple(value.shape) for key, value in kwargs.items()}),
-        with_kwargs=True,
-    )
+    before, calls = everything(model, optimizer), []
+    handle = model.register_forward_pre_hook(lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True)
     scheduler = SequenceLengthScheduler(8, 24, duration=10, step_size=8)
     report = warmup_allocator(model, 24, batch_size=3, optimizer=optimizer, scheduler=scheduler)
     handle.remove()
     assert_same(before, everything(model, optimizer))
     assert report.lengths == (24, 8, 16)
-    assert [shape["input_ids"] for shape in shapes] == [(3, 24), (3, 24), (3, 8), (3, 16), (3, 24)]
-    assert ("pixel_values" in shapes[0]) == (name == "vision and text")
-    assert shapes[2].get("pixel_values", (3, 3, 8, 8)) == (3, 3, 8, 8)
-    assert ("labels" in shapes[0]) == (name not in ("vision and text", "encoder-decoder, without a head"))
+    assert [tuple(call["input_ids"].shape) for call in calls] == [(3, 24), (3, 24), (3, 8), (3, 16), (3, 24)]
+    assert all(call["attention_mask"].all() and call["input_ids"].min() >= 0 for call in calls)
+    assert all(call["input_ids"].max() < WORDS for call in calls)
+    assert {"pixel_values" in call for call in calls} == {name == "vision and text"}
+    assert all(call["pixel_values"].shape == (3, 3, 8, 8) for call in calls if "pixel_values" in call)
+    has_labels = name not in ("vision and text", "encoder-decoder, without a head")
+    assert all(call["labels"].equal(call["input_ids"]) if has_labels else "labels" not in call for call in calls)
 
 
 def test_checkpointed():
@@ -133,3 +118,49 @@ def test_checkpointed():
     before = everything(model)
     assert warmup_allocator(model, 24, batch_size=2, accumulation_steps=3).lengths == (24,)
     assert_same(before, everything(model))
+
+
+SEGMENTS = {"mode": "segments"}
+
+
+def ramp():
+    return SequenceLengthScheduler(4, 24, duration=5, step_size=4)
+
+
+def test_under_segments_one_pass_stands_for_all_lengths():
+    """They have one shape."""
+    assert warmup_allocator(llama(), 24, scheduler=ramp(), resize_options=SEGMENTS).lengths == (24,)
+    assert len(warmup_allocator(llama(), 24, scheduler=ramp()).lengths) == 6
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("segments", {(4, None), (24, None)}), ("window", {(None, 3), (None, 23)})]
+)
+def test_a_length_that_the_model_gets_as_a_number_needs_two(mode, expected):
+    seen = set()
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(5, 3)
+
+        def forward(self, ids, segment_length=None, window=None):
+            seen.add((segment_length, window))
+            return self.embedding(ids)
+
+    batch = {"ids": torch.zeros(1, 24, dtype=torch.long)}
+    report = warmup_allocator(Own(), 24, scheduler=ramp(), example_batch=batch, resize_options={"mode": mode})
+    assert sorted(report.lengths) == [4, 24]
+    assert seen == expected
+
+
+def test_a_ramp_of_segments_compiles_nothing_afterwards():
+    model, scheduler = torch.compile(llama(), backend="eager"), ramp()
+    ids = torch.randint(WORDS, (2, 24))
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+    warmup_allocator(model, 24, example_batch=batch, scheduler=scheduler, resize_options=SEGMENTS)
+    scheduler.attach(model, **SEGMENTS)
+    with no_compilation():
+        for _ in range(6):
+            model(**batch).loss.backward()
+            scheduler.step()

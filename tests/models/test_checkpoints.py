@@ -12,16 +12,14 @@ import torch
 
 from seqwarm_kernels import apply_alibi, load_alibi_model
 
-from ..support.tiers import first_fast
-from .zoo import FAMILIES, HEADS, SPECIAL, VOCABULARY, WIDTH, heads_of, make, slopes_of, tokens, transformers
+from .zoo import FAMILIES, HEADS, WIDTH, converted, heads_of, llava, make, slopes_of, tokens, transformers
 
 SLOPES = "transformer.h.0.attn.alibi.slopes"
 
 
 def save(name, folder, learn_slopes=False):
     """Save a converted model; return tokens and their logits."""
-    model = make(name)
-    apply_alibi(model, 96, learn_slopes=learn_slopes)
+    model = converted(name, max_seq_length=96, learn_slopes=learn_slopes)
     if learn_slopes:
         for heads in heads_of(model):
             heads.slopes.data = torch.rand(HEADS)
@@ -30,9 +28,24 @@ def save(name, folder, learn_slopes=False):
     return ids, model(ids).logits
 
 
+OPTIONS = [
+    {},
+    {"attn_implementation": "sdpa"},
+    {"attn_implementation": "eager", "experts_implementation": "eager"},
+    {"ignore_mismatched_sizes": True},
+]
+
+
+def assert_refused(model_class, folder):
+    """Whatever a caller replaces, and in every class."""
+    for options in OPTIONS:
+        with pytest.raises(Exception, match="with ALiBi"):
+            model_class.from_pretrained(folder, **options)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
-    """With slopes of its own in each layer, also after a second call and a second save."""
+    """With slopes of its own in each layer, also after a second call and a second save. A plain load is refused."""
     model, ids = make(name), tokens(2, 80)
     rows = torch.rand(model.config.num_hidden_layers, HEADS)
     replaced = apply_alibi(model, 48, slopes=rows).replaced
@@ -43,6 +56,9 @@ def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["seqwarm_alibi"]["max_seq_length"] == 96
     assert slopes_of(load_alibi_model(transformers.AutoModel, tmp_path)) == rows.tolist()
     model_class = getattr(transformers, FAMILIES[name].model)
+    for each in (model_class, transformers.AutoModel, transformers.AutoConfig):
+        assert_refused(each, tmp_path)
+    transformers.PreTrainedConfig.from_json_file(tmp_path / "config.json")  # as the Trainer does before it resumes
     loaded = load_alibi_model(model_class, tmp_path)
     loaded.save_pretrained(tmp_path / "again")
     again = load_alibi_model(model_class, tmp_path / "again")
@@ -52,16 +68,10 @@ def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
         assert each.eval()(ids).logits.equal(expected)
 
 
-def test_loading_info_is_returned_as_by_from_pretrained(tmp_path):
-    ids, expected = save("gpt2", tmp_path)
-    loaded, info = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, output_loading_info=True)
-    assert loaded.eval()(ids).logits.equal(expected)
-    assert "missing_keys" in info
-
-
 @pytest.mark.parametrize("learn_again", [None, False, True])
 def test_learned_slopes_are_restored(learn_again, tmp_path):
     ids, expected = save("llama", tmp_path, learn_slopes=True)
+    assert_refused(transformers.LlamaForCausalLM, tmp_path)
     model = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path, learn_slopes=learn_again).eval()
     assert model(ids).logits.equal(expected)
     assert sum(name.endswith("alibi.slopes") for name, _ in model.named_parameters()) == (learn_again is not False) * 2
@@ -82,9 +92,7 @@ def test_learned_slopes_find_their_layers_in_a_model_with_a_head(tmp_path):
 
 def save_gpt2(folder, slopes, **options):
     """Save a converted model with these slopes in every layer."""
-    model = make("gpt2")
-    apply_alibi(model, 96, slopes=slopes)
-    model.save_pretrained(folder, **options)
+    converted("gpt2", slopes=slopes).save_pretrained(folder, **options)
 
 
 def edit_weights(file, change):
@@ -97,36 +105,11 @@ def edit_weights(file, change):
 OWN, OTHER = [0.3, 0.7, 0.2, 0.4], [0.5, 0.6, 0.7, 0.8]
 
 
-def of_a_variant(folder):
-    save_gpt2(folder, OTHER)
-    save_gpt2(folder, OWN, variant="ema")
-    return folder, {"variant": "ema"}
-
-
-def beside_a_variant(folder):
-    save_gpt2(folder, OTHER, variant="ema")
-    save_gpt2(folder, OWN)
-    return folder, {}
-
-
-def of_a_subfolder(folder):
-    save_gpt2(folder, OTHER)
-    save_gpt2(folder / "best", OWN)
-    return folder, {"subfolder": "best"}
-
-
-def in_many_files(folder):
-    save_gpt2(folder, OWN, max_shard_size="20KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
-    return folder, {}
-
-
 def in_a_file_of_torch(folder):
     """A file of safetensors lies beside it."""
     save_gpt2(folder, OWN)
     torch.save(safetensors.torch.load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     edit_weights(folder / "model.safetensors", lambda tensors: [tensors[key].zero_() for key in tensors])
-    return folder, {"use_safetensors": False}
 
 
 def in_the_cache_of_the_hub(folder):
@@ -134,16 +117,40 @@ def in_the_cache_of_the_hub(folder):
     save_gpt2(repository / "snapshots" / commit, OWN)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    return "someone/model", {"cache_dir": folder, "local_files_only": True}
 
 
-PLACES = [of_a_variant, beside_a_variant, of_a_subfolder, in_many_files, in_a_file_of_torch, in_the_cache_of_the_hub]
+def many_files(folder):
+    save_gpt2(folder, OWN, max_shard_size="20KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+
+
+def beside(options, own_folder="", **other_options):
+    """Save the slopes with options, and others beside them."""
+
+    def save_both(folder):
+        save_gpt2(folder, OTHER, **other_options)
+        save_gpt2(folder / own_folder, OWN, **options)
+
+    return save_both
+
+
+#: How a checkpoint is saved, and with which options it is loaded.
+PLACES = {
+    "of a variant": (beside({"variant": "ema"}), {"variant": "ema"}),
+    "beside a variant": (beside({}, variant="ema"), {}),
+    "of a subfolder": (beside({}, own_folder="best"), {"subfolder": "best"}),
+    "in many files": (many_files, {}),
+    "in a file of torch": (in_a_file_of_torch, {"use_safetensors": False}),
+    "in the cache of the hub": (in_the_cache_of_the_hub, {"local_files_only": True}),
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_slopes_are_those_of_the_files_that_are_loaded(place, tmp_path):
-    source, options = place(tmp_path)
-    loaded = load_alibi_model(transformers.GPT2LMHeadModel, source, **options)
+    save, options = PLACES[place]
+    save(tmp_path)
+    source, cache = ("someone/model", {"cache_dir": tmp_path}) if "hub" in place else (tmp_path, {})
+    loaded = load_alibi_model(transformers.GPT2LMHeadModel, source, **options, **cache)
     assert slopes_of(loaded) == [torch.tensor(OWN).tolist()] * 2
 
 
@@ -167,42 +174,9 @@ def test_slopes_that_do_not_fit_are_refused(slopes, tmp_path):
     assert slopes_of(loaded)[0] == (-torch.tensor(OWN)).tolist()
 
 
-OPTIONS = [
-    {},
-    {"attn_implementation": "sdpa"},
-    {"attn_implementation": "eager", "experts_implementation": "eager"},
-    {"ignore_mismatched_sizes": True},
-]
-
-
-def assert_refused(model_class, folder):
-    """Whatever a caller replaces, and in every class."""
-    for options in OPTIONS:
-        with pytest.raises(Exception, match="with ALiBi"):
-            model_class.from_pretrained(folder, **options)
-
-
-@pytest.mark.parametrize("learn_slopes", first_fast([False, True]))
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_plain_load_is_refused(name, learn_slopes, tmp_path):
-    save(name, tmp_path, learn_slopes)
-    for model_class in (getattr(transformers, FAMILIES[name].model), transformers.AutoModel, transformers.AutoConfig):
-        assert_refused(model_class, tmp_path)
-    transformers.PreTrainedConfig.from_json_file(tmp_path / "config.json")  # as the Trainer does before it resumes
-
-
-def llava():
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    vision = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8, **size}
-    text = {"model_type": "llama", **size, **SPECIAL, "vocab_size": VOCABULARY}
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=VOCABULARY - 1)
-    return transformers.LlavaForConditionalGeneration(config).eval()
-
-
 def qwen2_vl():
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-    text = {**size, **SPECIAL, "vocab_size": VOCABULARY, "num_key_value_heads": 2, "rope_parameters": rotary}
+    text = {**FAMILIES["llama"].options, "rope_parameters": rotary}
     vision = {"depth": 1, "embed_dim": 32, "num_heads": 4, "hidden_size": 32}
     return transformers.Qwen2VLForConditionalGeneration(
         transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
@@ -229,6 +203,10 @@ def decoder_batch():
     return {"input_ids": tokens(2, 9), "encoder_hidden_states": states}
 
 
+def pair_batch():
+    return {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 5)}
+
+
 PARTS = {
     "the language model of LLaVA": (llava, "model.language_model", None),
     "the language model of Qwen2-VL": (qwen2_vl, "model.language_model", None),
@@ -236,6 +214,8 @@ PARTS = {
     "an encoder": (encoder_decoder, "encoder", None),
     "a decoder": (encoder_decoder, "decoder", decoder_batch()),
     "a decoder made of configs": (lambda: encoder_decoder(False), "decoder", decoder_batch()),
+    "an encoder and a decoder": (encoder_decoder, "", pair_batch()),
+    "an encoder and a decoder made of configs": (lambda: encoder_decoder(False), "", pair_batch()),
     "GPT-2 below its head": (lambda: make("gpt2"), "transformer", None),
     "BLOOM below its head": (lambda: make("bloom"), "transformer", None),
 }
@@ -262,17 +242,6 @@ def test_a_model_of_which_a_part_is_converted(case, tmp_path):
     assert_refused(type(model), tmp_path / "again")
     part.save_pretrained(tmp_path / "part")
     assert_refused(type(part), tmp_path / "part")
-
-
-@pytest.mark.parametrize("of_models", [True, False])
-def test_an_encoder_decoder_is_refused_and_loads(of_models, tmp_path):
-    model = encoder_decoder(of_models)
-    batch = {"input_ids": tokens(), "decoder_input_ids": tokens()}
-    assert len(apply_alibi(model, 96, example_batch=batch).replaced) == 4
-    model.save_pretrained(tmp_path)
-    assert_refused(transformers.EncoderDecoderModel, tmp_path)
-    loaded = load_alibi_model(transformers.EncoderDecoderModel, tmp_path, example_batch=batch).eval()
-    assert loaded(**batch).logits.equal(model(**batch).logits)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -357,20 +326,12 @@ def test_options_of_from_pretrained_reach_the_config_and_the_model(tmp_path):
     loaded = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path, dtype=torch.bfloat16, use_cache=False)
     assert loaded.dtype == torch.bfloat16
     assert loaded.config.use_cache is False
-    assert load_alibi_model(transformers.LlamaForCausalLM, tmp_path, dtype="auto").dtype == torch.float32
+    loaded, info = load_alibi_model(transformers.LlamaForCausalLM, tmp_path, dtype="auto", output_loading_info=True)
+    assert loaded.dtype == torch.float32
+    assert "missing_keys" in info
 
 
 def test_a_checkpoint_without_alibi_raises(tmp_path):
     make("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="name_or_path"):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
-
-
-def test_state_dicts_load_strictly_and_carry_the_slopes():
-    first, second = make("bert"), make("bert")
-    apply_alibi(first, 64, learn_slopes=True)
-    apply_alibi(second, 64, learn_slopes=True)
-    first.bert.encoder.layer[0].attention.self.alibi.slopes.data.fill_(0.3)
-    second.load_state_dict(first.state_dict())
-    ids = tokens()
-    assert second(ids).logits.equal(first(ids).logits)

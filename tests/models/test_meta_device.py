@@ -6,7 +6,7 @@ from torch.distributed.fsdp import fully_shard
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
 
-from .zoo import FAMILIES, HEADS, heads_of, make, slopes_of, tokens, transformers
+from .zoo import FAMILIES, HEADS, converted, heads_of, make, slopes_of, tokens, transformers
 
 OWN = [0.75, 0.1, 0.0, 2.0]
 DEFAULT = alibi_slopes(HEADS).tolist()
@@ -71,8 +71,7 @@ def test_slopes_have_their_values(way, name, options, expected, monkeypatch):
 
 @pytest.mark.parametrize("learn_slopes", [False, True])
 def test_memory_that_is_emptied_later_keeps_the_slopes(learn_slopes, monkeypatch):
-    model = make("llama")
-    apply_alibi(model, 64, learn_slopes=learn_slopes)
+    model = converted("llama", learn_slopes=learn_slopes)
     for heads in heads_of(model):
         heads.slopes.data.fill_(0.25)
     empty_like_that_is_filled(monkeypatch)
@@ -109,8 +108,7 @@ def test_accelerate_makes_the_model(learn_slopes, monkeypatch):
 
 
 def test_a_state_dict_gives_its_slopes():
-    model, saved = on_meta(learn_slopes=True), make("llama")
-    apply_alibi(saved, 64, learn_slopes=True, slopes=OWN)
+    model, saved = on_meta(learn_slopes=True), converted("llama", learn_slopes=True, slopes=OWN)
     model.load_state_dict(saved.state_dict(), assign=True)
     assert slopes_of(model) == slopes_of(saved)
     assert model.eval()(tokens()).logits.isfinite().all()

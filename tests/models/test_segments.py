@@ -1,4 +1,7 @@
-"""Models that are told segments and windows: the losses of "flatten", nothing seen across a boundary, one graph."""
+"""Models that are told segments and windows: the losses of "flatten", nothing seen across a boundary, one graph.
+
+tests/trainers/test_contract.py has the trainers, and a loop with the schedule attached.
+"""
 
 import pytest
 import torch
@@ -7,41 +10,19 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy
 
 import seqwarm_kernels.models.seqwarm  # noqa: F401
-from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, apply_alibi, resize_batch
+from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, resize_batch
 
-from .zoo import transformers
+from ..support.tiers import first_fast
+from .zoo import FAMILIES, VOCABULARY, changed_by, converted, make, transformers
 
-WORDS, LENGTH, IGNORED = 29, 24, -100
-SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": LENGTH, "vocab_size": WORDS}
-
-
-def llama(attention="sdpa"):
-    config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_key_value_heads=2, attn_implementation=attention, **SIZES
-    )
-    return transformers.LlamaForCausalLM(config)
-
-
-def gpt2():
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, vocab_size=WORDS)
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    model = transformers.GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # else its loss warns, which a graph cannot hold
-    return model
-
-
-def converted(make):
-    model = make()
-    apply_alibi(model, LENGTH)
-    return model
-
+LENGTH, IGNORED = 24, -100
 
 MODELS = {
-    "gpt2-alibi": lambda: converted(gpt2),
-    "llama-sdpa": llama,
-    "llama-eager": lambda: llama("eager"),
-    "llama-alibi": lambda: converted(llama),
-    "llama-seqwarm": lambda: llama("seqwarm"),
+    "gpt2-alibi": lambda: converted("gpt2", torch.float64),
+    "llama-sdpa": lambda: make("llama", torch.float64, "sdpa"),
+    "llama-eager": lambda: make("llama", torch.float64, "eager"),
+    "llama-alibi": lambda: converted("llama", torch.float64),
+    "llama-seqwarm": lambda: make("llama", torch.float64, "seqwarm"),
 }
 
 #: That `attach` chooses for these models.
@@ -49,59 +30,53 @@ BOUNDARIES = {name: "position_ids" if name in ("llama-sdpa", "llama-eager") else
 
 
 def made(name):
-    torch.manual_seed(0)
-    return MODELS[name]().double().train()
+    model = MODELS[name]().train()
+    model.loss_type = "ForCausalLM"  # else the loss of GPT-2 warns, which a graph cannot hold
+    return model
 
 
 def random_ids(rows=2, seed=0):
-    return torch.randint(WORDS, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(VOCABULARY, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(ids):
+    return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
 
 
 def schedule(shortest, longest=LENGTH, duration=8):
     return SequenceLengthScheduler(shortest, longest, duration=duration, step_size=1)
 
 
-def losses(name, lengths, mode, by):
+def losses(name, lengths, **options):
     """Of a plain loop at these lengths. transformers would compute the loss in float32."""
-    model = made(name)
-    scheduler = SequenceLengthScheduler(min(lengths), LENGTH, duration=len(lengths), step_size=1)
-    scheduler.seq_length_at = lambda progress: lengths[min(progress, len(lengths) - 1)]
-    scheduler.progress = 0
-    options = {"mode": mode, "boundaries": BOUNDARIES[name] if mode == "segments" else None}
-    if by == "attach":
-        attachment = scheduler.attach(model, mode=mode)  # which chooses the same boundaries
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for step in range(len(lengths)):
-        ids = random_ids(4, seed=step)
-        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-        resized = scheduler.resize(batch, **options)
-        logits = model(**(batch if by == "attach" else resized)).logits[:, :-1]
+    model, found = made(name), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, length in enumerate(lengths):
+        resized = schedule(length).resize(batch_of(random_ids(4, seed=step)), **options)
+        logits = model(**resized).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), resized["labels"][:, 1:].flatten(), ignore_index=IGNORED)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        scheduler.step()
         found.append(loss.item())
-    assert by == "resize" or attachment.take_seen().tokens == len(lengths) * 4 * LENGTH
     return found
 
 
-@pytest.mark.parametrize("by", ["attach", "resize"])
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_are_those_of_flatten(name, by):
-    lengths = [2, 3, 4, 6, 8, 12, 24]
-    found, expected = (losses(name, lengths, mode, by) for mode in ("segments", "flatten"))
-    exact = 1e-6 if name == "llama-eager" else 1e-12  # the former's softmax is in float32
-    torch.testing.assert_close(found, expected, rtol=exact, atol=0)
+def test_losses_are_those_of_flatten(name):
+    lengths = [2, 3, 6, 8, 12, 24]
+    found = losses(name, lengths, mode="segments", boundaries=BOUNDARIES[name])
+    exact = 1e-6 if name == "llama-eager" else 1e-11  # the former's softmax is in float32
+    torch.testing.assert_close(found, losses(name, lengths, mode="flatten"), rtol=exact, atol=0)
 
 
 def by_hand(model, pieces):
-    """The mean loss of pieces (ids, labels) of rows, each of which the model gets alone."""
+    """The mean loss of pieces of rows, each of which the model gets alone."""
     total, count = 0.0, 0
-    for ids, labels in pieces:
+    for ids in pieces:
         logits = model(input_ids=ids[None], use_cache=False).logits[0]
-        total += cross_entropy(logits[:-1], labels[1:], reduction="sum", ignore_index=IGNORED).item()
-        count += (labels[1:] != IGNORED).sum().item()
+        total += cross_entropy(logits[:-1], ids[1:], reduction="sum", ignore_index=IGNORED).item()
+        count += len(ids) - 1
     return total / count
 
 
@@ -111,38 +86,32 @@ LEFT, RIGHT, DOCUMENTS = 5, 3, (7, 10, 7)
 @pytest.mark.parametrize("kind", ["left", "right", "packed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_and_packed_rows_are_those_of_a_loop_cut_by_hand(name, kind):
-    model, ids = made(name), random_ids()
-    batch = {"input_ids": ids, "labels": ids.clone()}
+    model, batch = made(name), batch_of(random_ids())
+    ids = batch["input_ids"]
     if kind == "packed":
+        del batch["attention_mask"]
         batch["position_ids"] = torch.cat([torch.arange(size) for size in DOCUMENTS]).expand(2, -1)
         runs = [run for row in ids for run in row.split(DOCUMENTS)]
     else:
-        kept = slice(LEFT, None) if kind == "left" else slice(None, -RIGHT)
-        batch["attention_mask"] = torch.zeros_like(ids)
-        batch["attention_mask"][0, kept] = 1
-        batch["attention_mask"][1] = 1
-        runs = [ids[0, kept], ids[1]]
-    expected = by_hand(model, [(piece, piece) for run in runs for piece in run.split(4)])
+        hidden = slice(None, LEFT) if kind == "left" else slice(-RIGHT, None)
+        batch["attention_mask"][0, hidden] = 0
+        runs = [ids[0, batch["attention_mask"][0] == 1], ids[1]]
+    expected = by_hand(model, [piece for run in runs for piece in run.split(4)])
     attachment = schedule(4).attach(model, mode="segments", documents=len(DOCUMENTS))
     assert model(**batch).loss.item() == pytest.approx(expected, rel=1e-6)
     assert attachment.take_seen() == (sum(map(len, runs)), 2)
     assert attachment.seq_length == 4
 
 
-def left_padded(ids):
-    mask = torch.ones_like(ids)
-    mask[:, :LEFT] = 0
-    return mask
-
-
+ONES = torch.ones(1, LENGTH, dtype=torch.long)
 #: Each is a way in which a model of transformers would read position ids of segments no more.
 LEAKS = {
-    "no mask": lambda ids: {},
-    "a mask of ones": lambda ids: {"attention_mask": torch.ones_like(ids)},
-    "padding": lambda ids: {"attention_mask": left_padded(ids)},
-    "a cache": lambda ids: {"use_cache": True},
-    "positions": lambda ids: {"position_ids": torch.arange(LENGTH).expand(2, -1)},
-    "labels": lambda ids: {"labels": ids},
+    "no mask": {},
+    "a mask of ones": {"attention_mask": ONES},
+    "padding": {"attention_mask": (torch.arange(LENGTH) >= LEFT).long()[None]},
+    "a cache": {"use_cache": True},
+    "positions": {"position_ids": torch.arange(LENGTH)[None]},
+    "labels": {"labels": ONES},
 }
 
 
@@ -151,40 +120,32 @@ LEAKS = {
 def test_a_token_changes_the_logits_of_its_own_segment_only(name, leak):
     model, length = made(name), 6
     schedule(length).attach(model, mode="segments")
-    ids, position = random_ids(), LEFT + length + 1 if leak == "padding" else length + 1
-    other = ids.clone()
-    other[0, position] = (ids[0, position] + 1) % WORDS
-    first, second = (model(input_ids=each, **LEAKS[leak](ids)).logits for each in (ids, other))
-    changed = (first != second).any(2).nonzero().tolist()
-    assert changed == [[0, index] for index in range(position, position + length - 1)]
+    position = LEFT + length + 1 if leak == "padding" else length + 1
+    changed = changed_by(model, position, LENGTH, **LEAKS[leak])
+    assert changed == [*range(position, position + length - 1)]
 
 
 @pytest.mark.parametrize("name", ["gpt2-alibi", "llama-alibi", "llama-seqwarm"])
 def test_a_window_limits_what_a_token_sees(name):
     model, length = made(name), 3
     schedule(length).attach(model, mode="window")
-    ids = random_ids()
-    other = ids.clone()
-    other[0, 0] = (ids[0, 0] + 1) % WORDS
-    first, second = (model(input_ids=each).logits for each in (ids, other))
-    changed = (first != second).any(2).nonzero().tolist()
-    assert changed == [[0, index] for index in range(2 * (length - 1) + 1)]  # of two layers
+    assert changed_by(model, 0, LENGTH) == [*range(2 * (length - 1) + 1)]  # of two layers
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "graphs"),
-    [
-        ("gpt2-alibi", "segments", 1),
-        ("llama-seqwarm", "window", 2),
-        pytest.param("gpt2-alibi", "window", 2, marks=pytest.mark.slow),
-        pytest.param("llama-sdpa", "segments", 1, marks=pytest.mark.slow),
-        pytest.param("llama-seqwarm", "segments", 1, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("by", ["attach", "resize"])
-def test_a_ramp_compiles_at_most_twice(name, mode, graphs, by):
+#: By what, the model, the mode and the number of graphs.
+RAMPS = [
+    ("attach", "gpt2-alibi", "segments", 1),
+    ("resize", "llama-seqwarm", "window", 2),
+    pytest.param("attach", "llama-seqwarm", "window", 2, marks=pytest.mark.slow),
+    pytest.param("resize", "gpt2-alibi", "segments", 2, marks=pytest.mark.slow),
+    pytest.param("attach", "llama-sdpa", "segments", 1, marks=pytest.mark.slow),
+    pytest.param("resize", "llama-sdpa", "segments", 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("by", "name", "mode", "graphs"), RAMPS)
+def test_a_ramp_compiles_at_most_twice(by, name, mode, graphs):
     """`resize` in the compiled function makes a second graph, for all lengths but the first."""
-    torch._dynamo.reset()
     model, counter, scheduler = made(name).float(), CompileCounter(), schedule(4, 20, duration=8)
     options = {"mode": mode, "boundaries": BOUNDARIES[name] if mode == "segments" else None}
 
@@ -202,15 +163,14 @@ def test_a_ramp_compiles_at_most_twice(name, mode, graphs, by):
 
     lengths = []
     for _ in range(9):
-        ids = random_ids()
-        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        batch = batch_of(random_ids())
         loss = compiled(**batch)
         loss.backward()
         torch.testing.assert_close(loss, loss_of_resized(**batch))
         lengths.append(scheduler.seq_length)
         scheduler.step()
     assert lengths == [*range(4, 21, 2)]
-    assert counter.frame_count == (graphs if by == "attach" else 2)
+    assert counter.frame_count == graphs
 
 
 class Wrapper(nn.Module):
@@ -235,16 +195,15 @@ WRONGLY_PASSED = {
 }
 
 
-@pytest.mark.parametrize("compiles", [False, True])
+#: The model, the mode and what its wrapper passes on.
+WRAPPED = [("llama-sdpa", "segments", passes) for passes in WRONGLY_PASSED]
+WRAPPED += [("gpt2-alibi", "window", "nothing"), ("gpt2-alibi", "segments", "nothing")]
+WRAPPED += [("llama-seqwarm", "segments", "nothing"), ("llama-seqwarm", "segments", "no positions")]
+
+
 @pytest.mark.parametrize(
-    ("name", "mode", "passes"),
-    [
-        *(("llama-sdpa", "segments", passes) for passes in WRONGLY_PASSED),
-        ("llama-seqwarm", "segments", "nothing"),
-        ("llama-seqwarm", "segments", "no positions"),  # as PEFT's prompts, which lengthen rows
-        ("gpt2-alibi", "segments", "nothing"),
-        ("gpt2-alibi", "window", "nothing"),
-    ],
+    ("name", "mode", "passes", "compiles"),
+    [*((*case, False) for case in WRAPPED), *first_fast([(*case, True) for case in WRAPPED])],
 )
 def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes, compiles):
     """It would train on whole rows."""
@@ -300,7 +259,7 @@ def test_data_parallel_splits_no_boundaries():
 
 def test_flex_attention_keeps_segments_apart():
     """Its forward. It has no backward on a CPU, so `attach` refuses it there."""
-    model, batch = llama("flex_attention"), {"input_ids": random_ids()}
+    model, batch = make("llama", attention="flex_attention"), {"input_ids": random_ids()}
     with torch.no_grad():
         segments = model(**resize_batch(batch, 4, mode="segments")).logits
         expected = model(**resize_batch(batch, 4, mode="flatten"), use_cache=False).logits
@@ -311,7 +270,7 @@ def test_flex_attention_keeps_segments_apart():
 
 def test_attaching_leaves_nothing_in_the_cache_of_autocast():
     """The test of the model fills in parameters that are zero, such as biases."""
-    model, ids = gpt2().eval(), random_ids()
+    model, ids = make("gpt2"), random_ids()
     with torch.autocast("cpu"):
         expected = model(ids).logits
     with torch.autocast("cpu"):
@@ -319,9 +278,17 @@ def test_attaching_leaves_nothing_in_the_cache_of_autocast():
         assert torch.equal(model(ids).logits, expected)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrapper_that_passes_the_segments_on_trains_as_its_model(name):
+    ids, found = random_ids(), []
+    for model in (made(name), Wrapper(made(name), lambda ids, others: others)):
+        schedule(4).attach(model, mode="segments")
+        found.append(model(input_ids=ids, labels=ids).loss)
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize(
-    ("entry", "value"),
-    [("attention_mask", torch.ones(1, LENGTH, dtype=torch.long)), ("past_key_values", transformers.DynamicCache())],
+    ("entry", "value"), [("attention_mask", ONES), ("past_key_values", transformers.DynamicCache())]
 )
 def test_entries_that_would_undo_segments_are_refused(entry, value):
     model, ids = made("llama-sdpa"), random_ids()
@@ -342,30 +309,10 @@ class Pair(nn.Module):
 
 
 def test_all_models_in_a_model_are_told():
-    with pytest.raises(ValueError, match="Bloom"):
-        schedule(4).attach(Pair(llama(), bloom()), mode="segments")
-    model = Pair(llama(), llama()).train()
+    model = Pair(make("llama"), make("llama")).train()
     schedule(4).attach(model, mode="segments")
     with pytest.raises(ValueError, match="position_ids"):
         model(input_ids=random_ids())
-
-
-def test_projections_that_are_zero_hide_nothing():
-    model = bloom()
-    for layer in model.transformer.h:
-        nn.init.zeros_(layer.self_attention.dense.weight)
-    with pytest.raises(ValueError, match="Bloom"):
-        schedule(4).attach(model, mode="segments")
-    assert not any(layer.self_attention.dense.weight.any() for layer in model.transformer.h)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_wrapper_that_passes_the_segments_on_trains_as_its_model(name):
-    ids, found = random_ids(), []
-    for model in (made(name), Wrapper(made(name), lambda ids, others: others)):
-        schedule(4).attach(model, mode="segments")
-        found.append(model(input_ids=ids, labels=ids).loss)
-    assert torch.equal(*found)
 
 
 class Own(nn.Module):
@@ -373,7 +320,7 @@ class Own(nn.Module):
 
     def __init__(self, takes):
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, 8)
+        self.embedding = nn.Embedding(VOCABULARY, 8)
         self.forward = {
             "segment_length": lambda ids, segment_length=None: self.attend(ids, segment_length=segment_length),
             "window": lambda ids, window=None: self.attend(ids, window=window),
@@ -400,71 +347,70 @@ def test_models_of_ones_own_name_what_they_take():
     assert model(ids).tolist() == [*range(0, 2 * LENGTH + 1, 4), *[2 * LENGTH] * 2]
 
 
-def bloom():
-    return transformers.BloomForCausalLM(
-        transformers.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=1, n_head=4)
-    )
-
-
-def masked(kind, **more):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, **SIZES}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **more)
-    return getattr(transformers, f"{kind}ForMaskedLM")(config)
-
-
 def lfm2():
     """Its weights are so small that tokens change others by 1e-3 of their own change."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2, **SIZES}
-    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(layer_types=["conv", "full_attention"], **sizes))
+    sizes = {**FAMILIES["llama"].options, "layer_types": ["conv", "full_attention"]}
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes))
 
 
 def t5():
     sizes = {"d_model": 32, "d_ff": 48, "num_layers": 1, "num_heads": 4, "d_kv": 8}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, **sizes))
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=VOCABULARY, **sizes))
+
+
+def bloom_with_zeros():
+    """Its projections are zero, and hide what its attention sees."""
+    model = make("bloom")
+    for layer in model.transformer.h:
+        nn.init.zeros_(layer.self_attention.dense.weight)
+    return model
 
 
 SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "name"),
+    ("make_model", "options", "name"),
     [
         (lambda: Own("nothing"), SEGMENTS, "segment_length"),
         (lambda: Own("nothing"), WINDOW, "window"),
-        (llama, WINDOW, "window"),
-        (bloom, SEGMENTS, "position_ids"),
-        (bloom, SEGMENTS | {"boundaries": "position_ids"}, "position_ids"),
-        (lambda: masked("Bert"), SEGMENTS, "position_ids"),
-        (lambda: masked("Roberta", attn_implementation="seqwarm"), SEGMENTS, "positions"),
+        (lambda: make("llama"), WINDOW, "window"),
+        (lambda: make("bloom"), SEGMENTS, "position_ids"),
+        (lambda: make("bloom"), SEGMENTS | {"boundaries": "position_ids"}, "position_ids"),
+        (lambda: make("bert"), SEGMENTS, "position_ids"),
+        (lambda: make("roberta", attention="seqwarm"), SEGMENTS, "positions"),
         (lfm2, SEGMENTS, "position_ids"),
         (lambda: lfm2().bfloat16(), SEGMENTS, "position_ids"),
         (t5, SEGMENTS, "encoder"),
+        (lambda: Pair(make("llama"), make("bloom")), SEGMENTS, "Bloom"),
+        (bloom_with_zeros, SEGMENTS, "Bloom"),
     ],
 )
-def test_models_that_cannot_be_told_are_refused(make, options, name):
+def test_models_that_cannot_be_told_are_refused(make_model, options, name):
     torch.manual_seed(0)
-    model = make().train()
+    model = make_model().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=name):
         schedule(4).attach(model, **options)
     assert model.training
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
     schedule(4).attach(model)  # nothing is left of the first
 
 
 def test_a_model_of_experts_is_not_refused():
     """Its experts round the same token differently, as other tokens come and go."""
-    config = transformers.MixtralConfig(hidden_size=32, intermediate_size=48, num_key_value_heads=2, **SIZES)
+    config = transformers.MixtralConfig(**FAMILIES["llama"].options)
     torch.manual_seed(0)
     schedule(4).attach(transformers.MixtralForCausalLM(config), mode="segments")
 
 
 def test_labels_of_a_model_that_does_not_shift_them_are_kept():
-    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_labels=3, **SIZES)
+    config = transformers.LlamaConfig(**FAMILIES["llama"].options, num_labels=3)
     config.classifier_dropout = 0.0
-    model = transformers.LlamaForTokenClassification(config).double()
-    ids = random_ids()
+    model, ids = transformers.LlamaForTokenClassification(config).double(), random_ids()
     labels = ids % 3
-    pieces = [[each.contiguous() for each in pair] for pair in zip(ids.split(4, 1), labels.split(4, 1), strict=True)]
-    parts = [model(input_ids=each, labels=own).loss.item() for each, own in pieces]
+    pieces = zip(ids.split(4, 1), labels.split(4, 1), strict=True)
+    parts = [model(input_ids=each.contiguous(), labels=own.contiguous()).loss.item() for each, own in pieces]
     schedule(4).attach(model.train(), mode="segments")
     expected = sum(parts) / len(parts)
     assert model(input_ids=ids, labels=labels).loss.item() == pytest.approx(expected, rel=1e-6)

@@ -1,7 +1,5 @@
 """attn_implementation="seqwarm": models of transformers with their own positions, against their SDPA in float64."""
 
-import copy
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import no_compilation
 
 from ..support.tiers import first_fast
-from .zoo import FAMILIES, VOCABULARY, WINDOW, make, padding, tokens, transformers
+from .zoo import FAMILIES, VOCABULARY, WINDOW, alone, make, packed, padding, tokens, transformers
 
 NAMES = ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "granite"]
 #: Segments of two rows, the second with padding at its end or documents of its own: (4 + 9 + 1 + 6), (13 + 7).
@@ -19,46 +17,22 @@ ROWS, LENGTH = 2, 20
 
 def pair(name, **changes):
     """The same model under SDPA and under "seqwarm", in float64."""
-    model = make(name, torch.float64, **changes)
-    config = copy.deepcopy(model.config)
-    ours = AutoModel.from_config(config, attn_implementation="seqwarm", dtype=torch.float64).eval()
-    ours.load_state_dict(model.state_dict())
-    model.set_attn_implementation("sdpa")
-    return model, ours
+    return [make(name, torch.float64, attention, **changes) for attention in ("sdpa", "seqwarm")]
 
 
-AutoModel = transformers.AutoModelForCausalLM
-
-
-def packed(lengths=LENGTHS, room=12):
-    """What "segments" adds: position_ids that restart, and boundaries whose unused entries repeat the end."""
-    rows = [torch.cat([torch.arange(length) for length in row]) for row in lengths]
-    ends = torch.tensor([length for row in lengths for length in row]).cumsum(0)
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), ends, ends[-1:].expand(room - len(ends))]).int()
-    length = len(rows[0])
-    boundaries = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": length, "max_length_k": length}
-    return torch.stack(rows), boundaries
-
-
-def by_hand(model, ids, lengths=LENGTHS):
-    """The logits of each segment alone."""
-    rows = [
-        torch.cat([model(part, use_cache=False).logits for part in row[None].split(lengths[index], 1)], 1)
-        for index, row in enumerate(ids)
-    ]
-    return torch.cat(rows)
-
-
-def gradients(model, logits, valid=slice(None)):
-    (logits[valid] * torch.linspace(-1, 1, VOCABULARY, dtype=logits.dtype)).square().sum().backward()
+def gradients(model, logits):
+    (logits * torch.linspace(-1, 1, VOCABULARY, dtype=logits.dtype)).square().sum().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def assert_same(actual, expected):
-    assert actual.keys() == expected.keys()
-    largest = max(gradient.abs().max().item() for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-6 * largest)
+def assert_same(ours, actual, model, expected):
+    """Logits and gradients agree."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    found, exact = gradients(ours, actual), gradients(model, expected)
+    assert found.keys() == exact.keys()
+    largest = max(gradient.abs().max().item() for gradient in exact.values())
+    for name, gradient in exact.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6 * largest)
 
 
 @pytest.mark.parametrize("mask_kind", ["none", "left", "right"])
@@ -66,39 +40,34 @@ def assert_same(actual, expected):
 def test_logits_and_gradients_are_those_of_sdpa(name, mask_kind):
     (model, ours), ids, mask = pair(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
     valid = slice(None) if mask is None else mask != 0
-    expected, actual = (which(ids, attention_mask=mask).logits for which in (model, ours))
-    torch.testing.assert_close(actual[valid], expected[valid], rtol=0, atol=1e-6)
-    assert_same(gradients(ours, actual, valid), gradients(model, expected, valid))
+    expected, actual = (which(ids, attention_mask=mask).logits[valid] for which in (model, ours))
+    assert_same(ours, actual, model, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        (name, told)
-        for name in NAMES
-        for told in ("position_ids", "cu_seq_lens")
-        if (name, told) != ("opt", "position_ids")
-    ],
-)  # OPT does not pass position_ids to its mask
+TOLD = [(name, told) for name in NAMES for told in ("position_ids", "cu_seq_lens")]
+TOLD.remove(("opt", "position_ids"))  # OPT does not pass position_ids to its mask
+
+
+@pytest.mark.parametrize(("name", "told"), TOLD)
 def test_segments_of_several_rows_do_not_see_each_other(name, told):
-    (model, ours), ids = pair(name), tokens(ROWS, LENGTH)
-    positions, boundaries = packed()
+    (model, ours), ids, (positions, boundaries) = pair(name), tokens(ROWS, LENGTH), packed(*LENGTHS)
     more = boundaries if told == "cu_seq_lens" else {"use_cache": False}
-    expected, actual = by_hand(model, ids), ours(ids, position_ids=positions, **more).logits
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
-    assert_same(gradients(ours, actual), gradients(model, expected))
+    assert_same(
+        ours, ours(ids, position_ids=positions, **more).logits, model, alone(model, ids, *LENGTHS, use_cache=False)
+    )
 
 
 @pytest.mark.parametrize("name", first_fast(["mistral", "gpt2", "gpt_neox", "llama", "qwen3"]))
 def test_a_compiled_model_takes_new_boundaries_without_another_graph(name):
     (model, ours), ids = pair(name), tokens(ROWS, LENGTH)
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
     compiled(ids, use_cache=False)  # torch.compile serves rows without segments by a graph of their own
 
     def check(lengths):
-        positions, boundaries = packed(lengths)
+        positions, boundaries = packed(*lengths, room=12)
         actual = compiled(ids, position_ids=positions, use_cache=False, **boundaries).logits
-        torch.testing.assert_close(actual, by_hand(model, ids, lengths), rtol=0, atol=1e-6)
+        expected = alone(model, ids, *lengths, use_cache=False)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
     check(LENGTHS)
     with no_compilation():
@@ -107,10 +76,9 @@ def test_a_compiled_model_takes_new_boundaries_without_another_graph(name):
 
 
 def test_position_ids_alone_tell_a_compiled_model_no_segments():
-    _, ours = pair("llama")
-    compiled, ids = torch.compile(ours, fullgraph=True, backend="aot_eager"), tokens(ROWS, LENGTH)
+    compiled = torch.compile(make("llama", attention="seqwarm"), fullgraph=True, backend="eager")
     with pytest.raises(RuntimeError, match="cu_seq_lens_q"):
-        compiled(ids, position_ids=packed()[0], use_cache=False)
+        compiled(tokens(ROWS, LENGTH), position_ids=packed(*LENGTHS)[0], use_cache=False)
 
 
 def test_a_window_of_the_batch_is_beside_that_of_the_layers():
@@ -121,30 +89,29 @@ def test_a_window_of_the_batch_is_beside_that_of_the_layers():
     torch.testing.assert_close(narrow, pair("mistral", sliding_window=3)[0](ids).logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", [None, "static"])
 @pytest.mark.parametrize("mask_kind", ["none", "left"])
 @pytest.mark.parametrize("name", first_fast(["qwen2", "gpt2", "gpt_neox", "llama", "mistral", "qwen3"]))
 @torch.no_grad()
 def test_generated_logits_are_those_of_sdpa(name, mask_kind, kind):
     ids, mask = tokens(ROWS, 9), padding(mask_kind, ROWS, 9)
     options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    options |= {
-        "cache_implementation": None if kind == "dynamic" else kind,
-        "eos_token_id": None,
-        "disable_compile": True,
-    }
+    options |= {"cache_implementation": kind, "eos_token_id": None, "disable_compile": True}
     mask = torch.ones_like(ids) if mask is None else mask
     expected, actual = (model.generate(ids, attention_mask=mask, **options) for model in pair(name))
     assert actual.sequences.equal(expected.sequences)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-5)
 
 
-def test_from_pretrained(tmp_path):
-    model = make("llama")
+def test_from_pretrained_and_from_config(tmp_path):
+    model, ids = make("llama"), tokens(ROWS, LENGTH)
     model.save_pretrained(tmp_path)
-    loaded, ids = AutoModel.from_pretrained(tmp_path, attn_implementation="seqwarm"), tokens(ROWS, LENGTH)
-    assert loaded.config._attn_implementation == "seqwarm"
-    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="seqwarm")
+    made = transformers.AutoModelForCausalLM.from_config(loaded.config, attn_implementation="seqwarm").eval()
+    made.load_state_dict(model.state_dict())
+    for each in (loaded, made):
+        assert each.config._attn_implementation == "seqwarm"
+        torch.testing.assert_close(each(ids).logits, model(ids).logits)
 
 
 def test_a_config_may_make_a_decoder_bidirectional():
@@ -171,6 +138,7 @@ def test_other_scores_are_refused(name, options, what):
 
 
 def test_a_mask_beside_boundaries_is_refused():
-    _, ours = pair("llama")
     with pytest.raises(ValueError, match="attention_mask"):
-        ours(tokens(ROWS, LENGTH), attention_mask=padding("right", ROWS, LENGTH), **packed()[1])
+        make("llama", attention="seqwarm")(
+            tokens(ROWS, LENGTH), attention_mask=padding("right", ROWS, LENGTH), **packed(*LENGTHS)[1]
+        )

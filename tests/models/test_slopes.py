@@ -1,6 +1,5 @@
 """`slopes` of apply_alibi: of any kind, learned, and scaled. test_checkpoints.py has those of all families."""
 
-import copy
 import re
 
 import numpy
@@ -8,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from seqwarm_kernels import alibi_bias, alibi_slopes, apply_alibi, load_alibi_model, register_alibi
-from seqwarm_kernels.models import surgery
+from seqwarm_kernels import alibi_bias, alibi_slopes, apply_alibi, load_alibi_model
 
-from .test_surgery import CustomAttention, assert_unchanged, state_of
-from .zoo import HEADS, WIDTH, heads_of, make, slopes_of, transformers
+from ..support.same import assert_same
+from .test_refused import state_of
+from .zoo import HEADS, WIDTH, heads_of, make, slopes_of, tokens, transformers
 
 OWN = [0.75, 0.1, 0.0, 2.0]
 
@@ -76,18 +75,26 @@ def test_bad_slopes_change_nothing(slopes, error, message, converted):
     before = state_of(model, optimizer)
     with pytest.raises(error, match=re.escape(message)):
         apply_alibi(model, 96, slopes=slopes, optimizers=optimizer)
-    assert_unchanged(before, state_of(model, optimizer))
+    assert_same(before, state_of(model, optimizer))
 
 
 def test_learned_slopes_begin_at_the_given_ones():
+    """They have a group of the optimizer without weight decay, and a second call keeps it."""
     model = make("llama")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.3)
     apply_alibi(model, 64, learn_slopes=True, slopes=OWN, optimizers=optimizer)
-    parameters = optimizer.param_groups[-1]["params"]
-    assert [parameter.tolist() for parameter in parameters] == [torch.tensor(OWN).tolist()] * 2
+    group = optimizer.param_groups[-1]
+    parameters = group["params"]
+    assert parameters == [p for name, p in model.named_parameters() if name.endswith("alibi.slopes")]
+    assert (group["weight_decay"], group["lr"]) == (0.0, 1e-2)
+    assert slopes_of(model) == [torch.tensor(OWN).tolist()] * 2
     apply_alibi(model, 64, learn_slopes=True, slopes=OWN[::-1], optimizers=optimizer)
-    assert [parameter.tolist() for parameter in parameters] == [torch.tensor(OWN[::-1]).tolist()] * 2
     assert optimizer.param_groups[-1]["params"] is parameters
+    assert slopes_of(model) == [torch.tensor(OWN[::-1]).tolist()] * 2
+    ids = tokens()
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    assert all((parameter != torch.tensor(OWN[::-1])).any() for parameter in parameters)
 
 
 def test_slopes_are_not_rounded_to_the_default_dtype():
@@ -101,20 +108,6 @@ def test_slopes_are_not_rounded_to_the_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     assert given == slopes_of(model) == [torch.tensor(OWN).tolist()] * 2
-
-
-def test_slopes_come_before_those_of_a_converter(monkeypatch):
-    monkeypatch.setattr(surgery, "_converters", dict(surgery._converters))
-    model = nn.Sequential(nn.Embedding(11, WIDTH), CustomAttention())
-
-    @register_alibi(CustomAttention)
-    def convert(module, surgery):
-        surgery.give_alibi(module, HEADS, causal=True, slopes=[1.0] * HEADS)
-
-    other = copy.deepcopy(model)
-    apply_alibi(model, 64, slopes=OWN)
-    apply_alibi(other, 64)
-    assert (slopes_of(model), slopes_of(other)) == ([torch.tensor(OWN).tolist()], [[1.0] * HEADS])
 
 
 class Twice(nn.Module):

@@ -1,25 +1,19 @@
-"""A converted model gives the same results compiled, checkpointed, under autocast and with the allocator warmed up."""
+"""A converted model gives the same results compiled, checkpointed and under autocast."""
 
 import copy
 
 import pytest
 import torch
 
-from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
+from seqwarm_kernels import apply_alibi
 
 from ..support.tiers import first_fast
-from .zoo import make, padding, tokens, transformers
-
-
-def converted(name, dtype=torch.float32, **options):
-    model = make(name, dtype)
-    apply_alibi(model, 64, **options)
-    return model
+from .zoo import converted, make, padding, tokens, transformers
 
 
 def loss_and_gradients(model, ids, mask):
     model.zero_grad()
-    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    labels = ids.masked_fill(mask == 0, -100)
     loss = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
     loss.backward()
     return [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
@@ -45,15 +39,16 @@ def test_compiled(name, kind):
 
 @pytest.mark.parametrize("name", first_fast(["gpt2", "opt"]))
 def test_compiled_models_refuse_packed_position_ids(name):
-    compiled = torch.compile(converted(name), backend="aot_eager")
+    compiled = torch.compile(converted(name), backend="eager")
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     with pytest.raises(RuntimeError, match="position_ids"):
         compiled(tokens(1, 7), position_ids=positions)
 
 
 def test_compiled_models_refuse_masks_of_another_length():
-    model, ids = converted("llama"), tokens(2, 9)
-    compiled = torch.compile(model, backend="aot_eager")
+    model, ids = make("llama", num_hidden_layers=1), tokens(2, 9)
+    apply_alibi(model, 64)
+    compiled = torch.compile(model, backend="eager")
 
     def call(length, ids=ids, **more):
         return compiled(ids, attention_mask=torch.ones(2, length, dtype=torch.int64), **more).logits
@@ -78,10 +73,8 @@ def test_gradient_checkpointing(name):
     checkpointed = copy.deepcopy(plain)
     checkpointed.gradient_checkpointing_enable()
     ids, mask = tokens(), padding("left")
-    for result, expected in zip(
-        loss_and_gradients(checkpointed, ids, mask), loss_and_gradients(plain, ids, mask), strict=True
-    ):
-        assert result.equal(expected)
+    found, expected = (loss_and_gradients(model, ids, mask) for model in (checkpointed, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "roberta", "mpt"])
@@ -91,17 +84,6 @@ def test_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(ids).logits
     assert 0 < (logits - exact).abs().max() < 0.1 * exact.abs().max()
-
-
-@pytest.mark.parametrize("name", ["gpt2", "modernbert"])
-def test_the_allocator_is_warmed_up_and_the_schedule_attached(name):
-    model = converted(name).train()
-    schedule = SequenceLengthScheduler(8, 64, duration=3, step_size=8)
-    before = copy.deepcopy(model.state_dict())
-    warmup_allocator(model, 64, batch_size=2, scheduler=schedule)
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    schedule.attach(model, mode="reshape")
-    assert model(tokens(2, 64)).logits.shape[:2] == (16, 8)
 
 
 @pytest.mark.parametrize("with_boundaries", [False, True])
@@ -118,8 +100,7 @@ def test_packed_sequences_train_as_padded_rows(name, with_boundaries):
     loss = model(**collate(items), use_cache=False).loss
     loss.backward()
     found = [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
-    for result, exact in zip(found, expected, strict=True):
-        torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_weights_of_attention_cannot_be_asked_for():

@@ -11,7 +11,7 @@ from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 from seqwarm_kernels.models.alibi_layer import observe_calls
 
 from ..support.ranks import mean_of_two_ranks
-from .zoo import VOCABULARY, heads_of, make, slopes_of
+from .zoo import VOCABULARY, converted, heads_of, make, slopes_of
 
 STEPS, ROWS, LENGTH = 4, 4, 24
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -34,15 +34,11 @@ def train(model, call, share, mode="truncate"):
     return torch.stack(losses)
 
 
-def converted(name):
+def trainable(name):
     """A converted model, or "name-attention": one with this attention."""
     name, _, attention = name.partition("-")
-    torch.manual_seed(0)
-    model = make(name).train()
-    if attention:
-        model.set_attn_implementation(attention)
-    else:
-        apply_alibi(model, LENGTH, learn_slopes=True)
+    model = make(name, attention=attention) if attention else converted(name, max_seq_length=LENGTH, learn_slopes=True)
+    model.train()
     torch.manual_seed(1)
     return model
 
@@ -69,7 +65,7 @@ def shard_slopes(model, mesh):
 
 
 def train_one_of_two(rank, name, wrapping, mode):
-    model = converted(name)
+    model = trainable(name)
     return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank], mode)
 
 
@@ -93,7 +89,7 @@ def train_one_of_two(rank, name, wrapping, mode):
 )
 def test_two_ranks_train_as_one(name, wrapping, mode):
     together = mean_of_two_ranks(train_one_of_two, name, wrapping, mode)
-    model = converted(name)
+    model = trainable(name)
     torch.testing.assert_close(together, train(model, model, lambda ids: ids, mode), rtol=1e-5, atol=1e-6)
 
 
@@ -130,7 +126,7 @@ def slopes_after_a_step(model):
 
 
 def test_a_policy_that_rounds_learned_slopes_warns(mesh):
-    model = fully_shard(converted("gpt2"), mesh=mesh, mp_policy=BFLOAT16)
+    model = fully_shard(trainable("gpt2"), mesh=mesh, mp_policy=BFLOAT16)
     with pytest.warns(UserWarning, match="slopes are rounded"):
         assert slopes_after_a_step(model)[0] == {torch.bfloat16}
 
@@ -138,7 +134,7 @@ def test_a_policy_that_rounds_learned_slopes_warns(mesh):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_slopes_that_are_sharded_first_stay_float32(dtype, mesh):
-    model = converted("gpt2").to(dtype)
+    model = trainable("gpt2").to(dtype)
     before = torch.tensor(slopes_of(model))
     shard_slopes(model, mesh)
     dtypes, after = slopes_after_a_step(fully_shard(model, mesh=mesh, mp_policy=BFLOAT16))
@@ -148,7 +144,7 @@ def test_slopes_that_are_sharded_first_stay_float32(dtype, mesh):
 
 def test_accelerate_trains_as_without():
     pytest.importorskip("accelerate")
-    model = converted("gpt2")
+    model = trainable("gpt2")
     losses = train(model, wrapped(model, "accelerate"), lambda ids: ids)
-    model = converted("gpt2")
+    model = trainable("gpt2")
     assert losses.equal(train(model, model, lambda ids: ids))

@@ -1,11 +1,13 @@
 """One small model of every family, and its reference: the model's own code in float64 with a dense bias."""
 
 import copy
+import itertools
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from seqwarm_kernels import apply_alibi
 from seqwarm_kernels.models import AlibiHeads
 
 transformers = pytest.importorskip("transformers")
@@ -37,38 +39,22 @@ def _sized(**more):
     }
 
 
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_GPT2 = {
-    "vocab_size": VOCABULARY,
-    "n_embd": WIDTH,
-    "n_layer": LAYERS,
-    "n_head": HEADS,
-    "n_positions": 64,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "resid_pdrop": 0.0,
-    **SPECIAL,
-}
-_DISTIL = {
-    "vocab_size": VOCABULARY,
-    "dim": WIDTH,
-    "n_layers": LAYERS,
-    "n_heads": HEADS,
-    "hidden_dim": 48,
-    "max_position_embeddings": 64,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-}
-_MODERN = _sized(
-    global_attn_every_n_layers=2,
-    local_attention=2 * WINDOW,
-    num_hidden_layers=3,
-    cls_token_id=1,
-    sep_token_id=2,
-    norm_eps=1e-5,
-)
+def _without_dropout(*names):
+    return dict.fromkeys(names, 0.0)
+
+
+_WORDS = {"vocab_size": VOCABULARY, **SPECIAL}
+_GPT2 = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64}
+_GPT2 |= _WORDS | _without_dropout("embd_pdrop", "attn_pdrop", "resid_pdrop")
+_DISTIL = {"dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 48, "max_position_embeddings": 64}
+_DISTIL |= {"vocab_size": VOCABULARY, "pad_token_id": 0} | _without_dropout("dropout", "attention_dropout")
+_MODERN = {"global_attn_every_n_layers": 2, "local_attention": 2 * WINDOW, "num_hidden_layers": 3, "norm_eps": 1e-5}
+_MODERN = _sized(**_MODERN, cls_token_id=1, sep_token_id=2)
 _OPT = _sized(ffn_dim=48, word_embed_proj_dim=WIDTH, dropout=0.0)
+_BERT = _without_dropout("hidden_dropout_prob", "attention_probs_dropout_prob")
+_BLOOM = {"hidden_size": WIDTH, "n_layer": LAYERS, "n_head": HEADS, **_WORDS}
+_BLOOM |= _without_dropout("hidden_dropout", "attention_dropout")
+_MPT = {"d_model": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": 64, **_WORDS}
 
 FAMILIES = {
     "gpt2": Family("GPT2LMHeadModel", "GPT2Config", _GPT2, True),
@@ -85,42 +71,13 @@ FAMILIES = {
         True,
     ),
     "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", _sized(num_key_value_heads=2, head_dim=16), True),
-    "bert": Family("BertForMaskedLM", "BertConfig", _sized(**_NO_DROPOUT), False),
-    "bert_decoder": Family("BertLMHeadModel", "BertConfig", _sized(is_decoder=True, **_NO_DROPOUT), True),
-    "roberta": Family("RobertaForMaskedLM", "RobertaConfig", _sized(**_NO_DROPOUT), False),
+    "bert": Family("BertForMaskedLM", "BertConfig", _sized(**_BERT), False),
+    "bert_decoder": Family("BertLMHeadModel", "BertConfig", _sized(is_decoder=True, **_BERT), True),
+    "roberta": Family("RobertaForMaskedLM", "RobertaConfig", _sized(**_BERT), False),
     "distilbert": Family("DistilBertForMaskedLM", "DistilBertConfig", _DISTIL, False),
     "modernbert": Family("ModernBertForMaskedLM", "ModernBertConfig", _MODERN, False),
-    "bloom": Family(
-        "BloomForCausalLM",
-        "BloomConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            **SPECIAL,
-        },
-        True,
-        takes_packed=False,
-        pretrained_with_alibi=True,
-    ),
-    "mpt": Family(
-        "MptForCausalLM",
-        "MptConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": WIDTH,
-            "n_layers": LAYERS,
-            "n_heads": HEADS,
-            "max_seq_len": 64,
-            **SPECIAL,
-        },
-        True,
-        takes_packed=False,
-        pretrained_with_alibi=True,
-    ),
+    "bloom": Family("BloomForCausalLM", "BloomConfig", _BLOOM, True, takes_packed=False, pretrained_with_alibi=True),
+    "mpt": Family("MptForCausalLM", "MptConfig", _MPT, True, takes_packed=False, pretrained_with_alibi=True),
     "falcon": Family(
         "FalconForCausalLM",
         "FalconConfig",
@@ -152,17 +109,49 @@ CONVERTED = [name for name, family in FAMILIES.items() if not family.pretrained_
 CACHED = [name for name, family in FAMILIES.items() if family.causal and name != "bert_decoder"]
 
 
-def make(name, dtype=torch.float32, **changes):
+def make(name, dtype=torch.float32, attention="eager", **changes):
     """Return a model in evaluation mode. Large random weights make its attention far from uniform."""
     family = (FAMILIES | OTHERS)[name]
     torch.manual_seed(sum(map(ord, name)))
     config = getattr(transformers, family.config)(**{**family.options, **changes})
-    config._attn_implementation = "eager"
+    config._attn_implementation = attention
     model = getattr(transformers, family.model)(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.15)
     return model.to(dtype).eval()
+
+
+def converted(name, dtype=torch.float32, max_seq_length=64, **options):
+    model = make(name, dtype)
+    apply_alibi(model, max_seq_length, **options)
+    return model
+
+
+def changed_by(model, position, length=20, **inputs):
+    """Return where the logits of one row change, by more than rounding, with its token at `position`."""
+    ids = tokens(1, length)
+    other = ids.clone()
+    other[0, position] = 3 + (ids[0, position] - 2) % (VOCABULARY - 3)
+    difference = model(ids, **inputs).logits - model(other, **inputs).logits
+    rounding = 100 * torch.finfo(difference.dtype).eps
+    return (difference.abs().amax(-1)[0] > rounding).nonzero()[:, 0].tolist()
+
+
+def llava(tower="clip_vision_model", image_token=5):
+    """A model of images, 4 tokens each, and text."""
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    patch = 2 if tower == "pixtral" else 4
+    text = {**FAMILIES["llama"].options, "model_type": "llama"}
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": tower, **vision, "image_size": 8, "patch_size": patch},
+        vision_feature_select_strategy="default" if tower.startswith("clip") else "full",
+        text_config=text,
+        image_token_id=image_token,
+        image_seq_length=4,
+    )
+    torch.manual_seed(0)
+    return transformers.LlavaForConditionalGeneration(config).eval()
 
 
 def heads_of(model):
@@ -188,6 +177,25 @@ def padding(kind, rows=2, length=20):
     for row in range(1, rows):
         mask[row, -3 * row :] = 0
     return mask.flip(1) if kind == "left" else mask
+
+
+def packed(*rows, room=0):
+    """Return the position ids of rows of sequences, given by their lengths, and the boundaries of all sequences.
+
+    The last of `room` boundaries, if there are fewer sequences, repeat the end.
+    """
+    positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in rows])
+    ends = [0, *itertools.accumulate(length for lengths in rows for length in lengths)]
+    starts = torch.tensor(ends + ends[-1:] * (room - len(ends)), dtype=torch.int32)
+    length = positions.shape[1]
+    boundaries = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": length, "max_length_k": length}
+    return positions, boundaries
+
+
+def alone(model, ids, *rows, **options):
+    """Return the outputs for each of the packed sequences by itself."""
+    parts = [row.split(lengths) for row, lengths in zip(ids, rows, strict=True)]
+    return torch.cat([torch.cat([model(part[None], **options)[0] for part in row], 1) for row in parts])
 
 
 def without_positions(model):

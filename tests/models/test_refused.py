@@ -1,0 +1,308 @@
+"""Models that apply_alibi refuses: an error names the reason, and everything is as before."""
+
+import copy
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels import alibi_slopes, apply_alibi
+from seqwarm_kernels.models import AlibiHeads, surgery
+
+from ..support.same import assert_same
+from .zoo import FAMILIES, HEADS, VOCABULARY, WIDTH, converted, make, tokens, transformers
+
+
+def state_of(model, *optimizers):
+    """Return everything that apply_alibi may change."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    config = getattr(model, "config", None)
+    return [
+        repr(model),
+        [(path, type(each), sorted(vars(each)), each.training) for path, each in model.named_modules()],
+        [len(module._forward_pre_hooks) for module in model.modules()],
+        [(name, id(tensor), tensor.detach().clone()) for name, tensor in tensors],
+        None if config is None else copy.deepcopy(vars(config)),
+        [copy.deepcopy(sorted(optimizer.state_dict()["state"].items())) for optimizer in optimizers],
+        [copy.deepcopy(optimizer.state_dict()["param_groups"]) for optimizer in optimizers],
+        [[[id(p) for p in group["params"]] for group in optimizer.param_groups] for optimizer in optimizers],
+    ]
+
+
+def words():
+    return nn.Embedding(VOCABULARY, WIDTH)
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
+
+
+class Positions(nn.Module):
+    """A table of positions that no converter knows. Faint ones must be found, too."""
+
+    def __init__(self, size=1.0):
+        super().__init__()
+        self.table = nn.Parameter(size * torch.randn(64, WIDTH))
+
+    def forward(self, x):
+        return x + self.table[: x.shape[1]]
+
+
+class TwoInputs(nn.Module):
+    """The caller passes the positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions, self.layers = words(), nn.Embedding(64, WIDTH), encoder()
+
+    def forward(self, input_ids, position_ids):
+        return self.layers(self.words(input_ids) + self.positions(position_ids))
+
+
+class Normed(nn.Module):
+    """Self-attention in the shape of cross-attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm = words(), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        return self.attention(self.norm(x), self.norm(x), self.norm(x))[0]
+
+
+class Late(nn.Module):
+    """Adds what `rule` makes of the positions."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.words, self.rule, self.layers, self.last = words(), rule, encoder(), []
+
+    def forward(self, input_ids, position_ids=None):
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1]).expand(len(input_ids), -1)
+        self.last.append(int(position_ids.max()))
+        return self.layers(self.words(input_ids) + self.rule(position_ids)[..., None])
+
+
+def windows_disagree():
+    model = make("qwen2")
+    model.model.layers[1].self_attn.sliding_window = 5
+    return model
+
+
+def relative_positions():
+    model = make("bert")
+    model.config.position_embedding_type = "relative_key"
+    return model
+
+
+def compiled_in_place():
+    model = make("gpt2")
+    model.compile()
+    return model
+
+
+def electra():
+    return transformers.ElectraModel(
+        transformers.ElectraConfig(vocab_size=9, hidden_size=16, num_attention_heads=4, num_hidden_layers=1)
+    )
+
+
+def temperature_by_position():
+    """Queries are multiplied by 1 + beta log(1 + position // 32)."""
+    config = transformers.Ministral3Config(**FAMILIES["llama"].options, head_dim=8)
+    config.rope_parameters |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
+    return transformers.Ministral3ForCausalLM(config).eval()
+
+
+def rotations_shared_with_a_foreign_layer():
+    model = make("llama")
+    foreign = model.model.layers[1].self_attn
+    foreign.is_causal = False
+    foreign.__class__ = type("Foreign", (nn.Module,), {"forward": type(foreign).forward})
+    return model
+
+
+def classifier_without_padding():
+    """Its forward fails."""
+    model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**FAMILIES["gpt2"].options))
+    model.config.pad_token_id = None
+    return model
+
+
+def with_a_module_that_is_never_called():
+    model = make("gpt2")
+    model.spare = nn.Sequential(nn.MultiheadAttention(8, 2))
+    return model
+
+
+POSITIONS = {"input_ids": tokens(2, 9), "position_ids": torch.arange(9).expand(2, -1)}
+
+#: A model, what the error names, and an example batch.
+REFUSED = {
+    "windows that disagree": (windows_disagree, "window"),
+    "relative positions": (relative_positions, "position_embedding_type"),
+    "a temperature by position": (temperature_by_position, "llama_4_scaling_beta"),
+    "shared rotations": (rotations_shared_with_a_foreign_layer, r"model\.rotary_emb"),
+    "other learn_slopes": (lambda: converted("gpt2", learn_slopes=True), "learn_slopes"),
+    "compiled in place": (compiled_in_place, "compiled"),
+    "compiled": (lambda: torch.compile(make("gpt2")), "compiled"),
+    "attention that is not known": (electra, "ElectraModel"),
+    "no attention": (lambda: nn.Linear(2, 2), "Linear"),
+    "other sizes of keys": (lambda: nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4)), "kdim"),
+    "attention that is never called": (with_a_module_that_is_never_called, r"spare\.0"),
+    "keys of their own": (Normed, "key and value"),
+    "positions": (lambda: nn.Sequential(words(), Positions(), encoder()), "equal tokens"),
+    "faint positions": (lambda: nn.Sequential(words(), Positions(0.02), encoder()), "positions"),
+    "faint positions in bfloat16": (lambda: nn.Sequential(words(), Positions(0.02), encoder()).bfloat16(), "positions"),
+    "positions from the caller": (TwoInputs, "positions", POSITIONS),
+    "late positions": (lambda: Late(lambda positions: 0.1 * (positions >= 32)), "position_ids", POSITIONS),
+    "late positions, unnamed": (
+        lambda: Late(lambda positions: 0.1 * (positions >= 32)),
+        "position_ids",
+        tuple(POSITIONS.values()),
+    ),
+    "a table that ends early": (lambda: Late(lambda positions: torch.zeros(32)[positions]), "position_ids", POSITIONS),
+    "a failing forward": (classifier_without_padding, "example_batch"),
+    "inputs that cannot be guessed": (lambda: nn.Sequential(nn.Linear(3, WIDTH), encoder()), "example_batch"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_are_refused_stay_unchanged(case):
+    make_model, name, *batch = REFUSED[case]
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = state_of(model, optimizer)
+    with pytest.raises(ValueError, match=name):
+        apply_alibi(model, 64, optimizers=optimizer, example_batch=batch[0] if batch else None)
+    assert_same(before, state_of(model, optimizer))
+
+
+def test_wrapped_models_are_refused(tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="wrapped"):
+            apply_alibi(DistributedDataParallel(make("gpt2")), 64)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        with pytest.raises(ValueError, match="sharded"):
+            apply_alibi(torch.distributed.fsdp.fully_shard(make("gpt2"), mesh=mesh), 64)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_offloaded_models_are_refused():
+    accelerate = pytest.importorskip("accelerate")
+    with pytest.raises(ValueError, match="offloaded"):
+        apply_alibi(accelerate.cpu_offload(make("llama"), execution_device="cpu"), 64)
+
+
+def test_a_temperature_by_position_may_be_turned_off():
+    model = temperature_by_position()
+    model.config.rope_parameters["llama_4_scaling_beta"] = 0
+    apply_alibi(model, 256)
+    ids, positions = tokens(1, 20), torch.arange(20)[None]
+    expected = model(ids, position_ids=positions).logits
+    torch.testing.assert_close(model(ids, position_ids=positions + 1000).logits, expected)
+
+
+def no_positions(positions):
+    return 0.0 * positions
+
+
+def ends_at_16(positions):
+    return torch.zeros(16)[positions]
+
+
+LAST = {"input_ids": tokens(1, 9), "position_ids": torch.arange(55, 64)[None]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "last"),
+    [
+        (no_positions, POSITIONS, [8, 8, 63]),
+        (no_positions, LAST, [63, 63]),
+        # Without positions in the example, the argument of an own model may mean something else.
+        (ends_at_16, None, [15, 15]),
+        (ends_at_16, (tokens(2, 9),), [8, 8]),
+        (ends_at_16, {"input_ids": tokens(2, 9)}, [8, 8]),
+    ],
+)
+def test_positions_up_to_max_seq_length_are_tried_if_the_example_has_some(rule, batch, last):
+    model = Late(rule)
+    assert apply_alibi(model, 64, example_batch=batch).verification.calls == 1
+    assert model.last == last
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2", "llama"])
+def test_models_of_transformers_are_tried_at_positions_up_to_max_seq_length(name):
+    model, seen = make(name), []
+    model.register_forward_pre_hook(lambda *args: seen.append(args[-1].get("position_ids")), with_kwargs=True)
+    apply_alibi(model, 4096)
+    *others, last = seen
+    assert all(ids is None for ids in others)
+    assert last[0, [0, -1]].tolist() == [4080, 4095]
+
+
+def test_other_inputs_than_tokens_have_no_positions():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = encoder()
+
+        def forward(self, features, position_ids=None):
+            assert position_ids is None
+            return self.layers(features)
+
+    assert apply_alibi(Features(), 64, example_batch=torch.randn(2, 9, WIDTH)).verification.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("max_seq_length", 1, ValueError),
+        ("max_seq_length", 2**31, ValueError),
+        ("max_seq_length", 64.0, TypeError),
+        ("learn_slopes", 1, TypeError),
+        ("model", 3, TypeError),
+    ],
+)
+def test_bad_arguments_of_apply_alibi(name, value, error, monkeypatch):
+    monkeypatch.setattr(surgery.Surgery, "replace", None)  # nothing is replaced
+    with pytest.raises(error, match=name):
+        apply_alibi(**{"model": make("gpt2"), "max_seq_length": 64, name: value})
+
+
+def test_a_length_of_numpy_is_taken():
+    model = make("gpt2")
+    report = apply_alibi(model, numpy.int64(64))
+    assert type(report.max_seq_length) is type(model.config.max_position_embeddings) is int
+
+
+@pytest.mark.parametrize("device", ["xpu:7", "mps:7", "cuda:77", "privateuseone"])
+def test_devices_that_are_not_there(device):
+    with pytest.raises(ValueError, match="device"):
+        alibi_slopes(4, device=device)
+
+
+@pytest.mark.parametrize("slopes", [[], [float("nan")], [0.5, -1e39]])
+def test_bad_slopes_of_alibi_heads(slopes):
+    with pytest.raises(ValueError, match="slopes"):
+        AlibiHeads(slopes, causal=True)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])
+def test_alibi_heads_take_sequences_arrays_and_tensors(convert):
+    assert AlibiHeads(convert(alibi_slopes(6)), causal=None).slopes.equal(alibi_slopes(6))
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_heads", 0), ("slopes", [0.5])])
+def test_bad_arguments_of_give_alibi(name, value):
+    layer = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=name):
+        surgery.Surgery(layer, 8, False).give_alibi(layer, **{"num_heads": 2, "causal": True, name: value})
+    assert not hasattr(layer, "alibi")

@@ -1,0 +1,13 @@
+"""Nested values before and after a call."""
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+
+def assert_same(before, after):
+    """Compare nested values bit for bit."""
+    before_leaves, before_structure = tree_flatten(before)
+    after_leaves, after_structure = tree_flatten(after)
+    assert before_structure == after_structure
+    for one, other in zip(before_leaves, after_leaves, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
