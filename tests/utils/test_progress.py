@@ -16,6 +16,11 @@ CALLS = {
         "import numpy as np; np.array([1, 7], np.uint16).tofile('a.bin')\n"
         "from seqwarm_kernels.data import TokenSource; list(TokenSource('a.bin', end_token=7))"
     ),
+    "progress_bar": (
+        "from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, progress_bar\n"
+        "bar = progress_bar(LengthBatchSampler([1] * 30, BatchPlanner(3)), unit='item', total=30)\n"
+        "assert sum(map(len, bar)) == 30"
+    ),
     "tune_schedule": (
         "from seqwarm_kernels.tuning import Validation, tune_schedule\n"
         "def trial(scheduler, end):\n    yield Validation(0, 10.0)\n    yield Validation(end, 9.0)\n"
