@@ -74,14 +74,6 @@ def test_the_items_in_order(texts):
         assert list(ParquetSource(paths, "text", shuffle=False)) == items
 
 
-def test_the_order_is_that_of_chunk_files(tmp_path):
-    """Row groups take the place of files."""
-    write_chunks(TEXTS, tmp_path / "chunks", 100)
-    write_chunks(TEXTS, tmp_path / "parquet", 100, format="parquet")
-    for options in ({}, {"buffer_chunks": 3, "seed": 5}, {"rank": 1, "world_size": 2}):
-        assert list(ParquetSource(tmp_path / "parquet", **options)) == list(ChunkSource(tmp_path / "chunks", **options))
-
-
 def test_types_of_columns(tmp_path):
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(range(40)), 4)
     for column, items in (
@@ -92,9 +84,8 @@ def test_types_of_columns(tmp_path):
         assert same(list(ParquetSource(parquet(tmp_path, "a.parquet", {"a": column}, rows=3), shuffle=False)), items)
 
 
-def test_lists_of_tokens(place):
-    parquet(place, "tokens.parquet", {"input_ids": TOKENS})
-    source = ParquetSource(place, with_lengths=True, shuffle=False)
+def test_lists_of_tokens(tmp_path):
+    source = ParquetSource(parquet(tmp_path, "tokens.parquet", {"input_ids": TOKENS}), with_lengths=True, shuffle=False)
     items, found = zip(*source, strict=True)
     assert same(items, TOKENS)
     assert list(found) == source.lengths().tolist() == list(map(len, TOKENS))
@@ -219,13 +210,13 @@ def test_lengths_of_changed_and_of_copied_files(tmp_path):
 # ---- files that do not fit, and damaged ones
 
 
-@pytest.mark.parametrize("use", [ParquetSource, lambda paths: count_lengths(paths, len)])
-def test_a_file_that_is_named_twice(place, use):
+def test_a_file_that_is_named_twice(place):
     """Its items were served twice. A search for files with ** finds a folder and its files."""
     path = parquet(place, "a.parquet", {"text": ["a"]})
     for paths in ([path, str(path)], [place, path], [f"{place}/", place]):
-        with pytest.raises(ValueError, match="paths"):
-            use(paths)
+        for use in (ParquetSource, lambda paths: count_lengths(paths, len)):
+            with pytest.raises(ValueError, match="paths"):
+                use(paths)
 
 
 def test_folders_with_the_suffix_and_files_without_rows(tmp_path):

@@ -17,6 +17,8 @@ from seqwarm_kernels.data.files.reader import ChunkError, read_chunk
 from seqwarm_kernels.data.files.writer import write_chunks
 from seqwarm_kernels.utils import files
 
+from ..support.tiers import examples
+
 COMPRESSIONS = ["none", "gz", "zst"]
 
 
@@ -41,6 +43,7 @@ def test_items_are_read_as_they_were_written(tmp_path, kind):
     assert not list(tmp_path.glob("*.partial"))
 
 
+@examples(30)
 @given(items=st.lists(st.text(st.characters(codec="utf-8"))), size=st.integers(1, 5))
 @example(items=["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"], size=1)  # byte order marks
 def test_any_lines_are_read_as_written(tmp_path_factory, items, size):
@@ -63,6 +66,7 @@ JSON = st.recursive(
 )
 
 
+@examples(30)
 @given(items=st.lists(JSON, min_size=1), size=st.integers(1, 5))
 def test_any_json_is_read_as_written(tmp_path_factory, items, size):
     folder = tmp_path_factory.mktemp("chunks")
