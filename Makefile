@@ -137,9 +137,8 @@ test-composer: build/composer/installed  # run the tests with Composer's trainer
 test-mds: build/mds/installed  # run the tests of sources of tokens with mosaicml-streaming
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" \
 		tests/data/test_sources.py tests/data/test_mds_source.py tests/data/test_token_sources.py \
-		tests/faults/test_damaged_token_files.py tests/faults/test_short_answers.py tests/data/test_padding.py \
-		tests/data/test_ranks_of_sources.py \
-		tests/data/test_source_kills.py $(ARGS)
+		tests/faults/test_damaged_sources.py tests/faults/test_short_answers.py tests/data/test_padding.py \
+		tests/data/test_source_processes.py $(ARGS)
 
 test-deepspeed: build/deepspeed/installed  # run the tests with DeepSpeed's engine
 	PYTHONPATH=$(<D) $(PYTEST) tests/trainers/test_deepspeed.py $(ARGS)

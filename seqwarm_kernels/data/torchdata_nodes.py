@@ -6,6 +6,7 @@ a `LengthBatchSampler` and a `LengthBatchStream` become nodes by torchdata's own
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from torchdata import nodes
 from .loading.prepare import Prepare
 from .loading.resumable_loader import ResumableLoader, check_num_items
 from .samplers.planned_batches import PlannedBatches
+
+_LONGEST_WAIT = 60.0  #: seconds for a thread that prepares a batch to stop
 
 
 class NodeSource:
@@ -73,14 +76,24 @@ class _NodeLoader(ResumableLoader):
 
 
 def _stop_threads(root: nodes.BaseNode[Any]) -> None:
-    """Let go of the iterators of torchdata's nodes, which then stop their threads and wait for them.
+    """Let the threads of torchdata's nodes stop, and wait for them.
 
-    A thread that is still in torch's code when Python ends would abort the process.
+    torchdata waits for half a second. A thread that is still in torch's code when Python ends aborts the process.
     """
     node: Any = root
+    workers: list[Any] = []
     while node is not None:
-        vars(node).pop("_it", None)
+        iterator = vars(node).pop("_it", None)
+        iterator = getattr(iterator, "_it", iterator)  # a ParallelMapper has a node inside
+        if hasattr(iterator, "_shutdown"):
+            iterator._shutdown()
+            entries = vars(iterator)
+            workers += [entry for entry in entries.values() if isinstance(entry, threading.Thread)]
+            workers += entries.get("_workers", ())
         node = vars(node).get("source")
+    for worker in workers:
+        if worker.is_alive() and worker is not threading.current_thread():
+            worker.join(_LONGEST_WAIT)
 
 
 def batch_loader(

@@ -1,6 +1,7 @@
 """Data sets of the same documents for every source: written to a folder, and opened."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,16 +18,12 @@ from seqwarm_kernels.data import (
 from seqwarm_kernels.data.files.remote import check_location
 
 from .made import Stream
-from .token_files import END, need_mds, write_flat, write_mds, write_megatron, write_npy
+from .token_files import END, need_mds, write_flat, write_mds, write_megatron, write_merged_mds, write_npy
 
 
 def write_jsonl(folder, made):
     write_chunks([document.tolist() for document in made], folder / "chunks", 50, format="jsonl", progress=False)
     return folder / "chunks"
-
-
-def open_chunks(path, **settings):
-    return ChunkSource(path, **{"buffer_chunks": 3, **settings})
 
 
 def write_parquet(folder, made):
@@ -35,21 +32,18 @@ def write_parquet(folder, made):
     return folder / "parquet"
 
 
-def open_parquet(path, **settings):
-    return ParquetSource(path, **{"buffer_chunks": 3, **settings})
+def write_row_groups(folder, made):
+    """Two files of several row groups, and one without rows between them."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    half = len(made) // 2
+    for name, part in (("a", made[:half]), ("b", []), ("c", made[half:])):
+        table = pa.table({"ids": pa.array(part, pa.list_(pa.uint16()))})
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=26)
+    return folder
 
 
-def open_flat(path, **settings):
-    return TokenSource(path, end_token=END, **{"buffer_size": 150, **settings})
-
-
-def open_megatron(path, **settings):
-    return MegatronSource(path, **{"buffer_size": 150, **settings})
-
-
-def open_mds(path, **settings):
-    need_mds()
-    return MDSSource(path, **{"buffer_size": 150, **settings})
+def write_zipped_mds(folder, made):
+    return write_merged_mds(folder / "merged", [made[:99], made[99:]], compression="zstd")
 
 
 def write_json(folder, made):
@@ -58,23 +52,38 @@ def write_json(folder, made):
     return path
 
 
-def open_sequence(path, **settings):
-    return SequenceSource(json.loads(check_location("path", path).read_bytes()), **settings)
+def opener(make, **defaults):
+    return lambda path, **settings: make(path, **{**defaults, **settings})
 
 
-def open_stream(path, **settings):
-    stream = Stream(json.loads(check_location("path", path).read_bytes()))
-    return StreamSource(stream, **{"buffer_size": 150, **settings})
+def open_mds(path, **settings):
+    need_mds()
+    return MDSSource(path, **settings)
 
+
+def open_json(make):
+    return lambda path, **settings: make(json.loads(check_location("path", path).read_bytes()), **settings)
+
+
+open_flat = opener(TokenSource, end_token=END, buffer_size=150)
 
 #: By name: writes documents to a folder and returns their path, and opens a source of it.
 FORMATS = {
-    "chunks": (write_jsonl, open_chunks),
-    "parquet": (write_parquet, open_parquet),
+    "chunks": (write_jsonl, opener(ChunkSource, buffer_chunks=3)),
+    "parquet": (write_parquet, opener(ParquetSource, buffer_chunks=3)),
+    "row groups": (write_row_groups, opener(ParquetSource, buffer_chunks=3)),
     "flat": (write_flat, open_flat),
     "npy": (write_npy, open_flat),
-    "megatron": (write_megatron, open_megatron),
-    "mds": (write_mds, open_mds),
-    "sequence": (write_json, open_sequence),
-    "stream": (write_json, open_stream),
+    "megatron": (write_megatron, opener(MegatronSource, buffer_size=150)),
+    "mds": (write_mds, opener(open_mds, buffer_size=150)),
+    "zipped mds": (write_zipped_mds, opener(open_mds, buffer_size=150)),
+    "sequence": (write_json, open_json(SequenceSource)),
+    "stream": (
+        write_json,
+        open_json(opener(lambda items, **settings: StreamSource(Stream(items), **settings), buffer_size=150)),
+    ),
 }
+
+#: Packages that some of them need.
+NEEDS = {"parquet": "pyarrow", "row groups": "pyarrow", "mds": "streaming", "zipped mds": "streaming"}
+INSTALLED = [name for name in FORMATS if name not in NEEDS or find_spec(NEEDS[name])]

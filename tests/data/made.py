@@ -71,27 +71,6 @@ def first_batches(batches, count):
     return list(islice(iter(batches), count))
 
 
-def served_with_restarts(make, world_size, stops):
-    """The batches of each rank of a run that is restarted at each stop, from states as written to a file."""
-    served, state, begin = [[] for _ in range(world_size)], None, 0
-    for end in [*stops, None]:
-        states = []
-        for rank in range(world_size):
-            here = make(rank)
-            if state is not None:
-                here.load_state_dict(state)
-            served[rank] += list(here) if end is None else first_batches(here, end - begin)
-            states.append(here.state_dict())
-        assert all(other == states[0] for other in states)
-        state, begin = through_json(states[0]), end
-    return served
-
-
-def served_with_restart(make, stop):
-    """The batches of a run on one rank that is restarted after `stop` batches."""
-    return served_with_restarts(lambda rank: make(), 1, [stop])[0]
-
-
 class Stream:
     """Like IterableDataset: the state is the position after the last item, and applies to every later iter()."""
 

@@ -1,3 +1,5 @@
+"""Chunk files: lists of files, folders of `write_chunks`, and damaged files that raise or are skipped."""
+
 import gzip
 
 import pytest
@@ -7,7 +9,7 @@ from seqwarm_kernels.data.files.writer import write_chunks
 from seqwarm_kernels.data.sources import chunk_source
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 
-from .made import TEXTS as ITEMS
+from .made import TEXTS
 
 
 def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
@@ -19,8 +21,7 @@ def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
     for _ in range(950):
         next(iterator)
     assert len(read) == 11
-    restored = ChunkSource(folder, buffer_chunks=3)
-    open_files = read[9:]
+    restored, open_files = ChunkSource(folder, buffer_chunks=3), read[9:]
     read.clear()
     restored.load_state_dict(source.state_dict())
     assert read == []
@@ -30,42 +31,47 @@ def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
 
 def test_each_epoch_has_its_own_order_of_files(folder):
     source = ChunkSource(folder)
-    orders = {tuple(dict.fromkeys(ITEMS.index(item) // 100 for item in source)) for _ in range(5)}
+    orders = {tuple(dict.fromkeys(TEXTS.index(item) // 100 for item in source)) for _ in range(5)}
     assert len(orders) == 5
     assert all(sorted(order) == list(range(11)) for order in orders)
 
 
-def damage(folder, kind):
-    path = sorted(folder.glob("*.gz"))[1]
-    if kind == "missing":
-        path.unlink()
-    elif kind == "truncated":
-        path.write_bytes(path.read_bytes()[:-12])
-    elif kind == "empty":
-        path.write_bytes(b"")
-    else:
-        path.write_bytes(gzip.compress(b"another\n" * 9))
-    return path
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-12]),
+    "empty": lambda path: path.write_bytes(b""),
+    "fewer items": lambda path: path.write_bytes(gzip.compress(b"another\n" * 9)),
+}
 
 
-@pytest.mark.parametrize("kind", ["missing", "truncated", "empty", "fewer items"])
-def test_a_bad_file_raises_or_is_skipped_and_counted(tmp_path, kind):
-    write_chunks(ITEMS[:100], tmp_path, 10)
-    bad = damage(tmp_path, kind)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_bad_file_raises_or_is_skipped_and_counted(tmp_path, damage):
+    write_chunks(TEXTS[:100], tmp_path, 10)
+    bad = sorted(tmp_path.glob("*.gz"))[1]
+    DAMAGES[damage](bad)
     with pytest.raises(ChunkError, match=str(bad)):
         list(ChunkSource(tmp_path))
     source = ChunkSource(tmp_path, on_error="skip", shuffle=False)
     with pytest.warns(UserWarning, match=f"skipped: {bad}") as caught:
         kept = [*source, *source]
-    assert kept == (ITEMS[:10] + ITEMS[20:100]) * 2
+    assert kept == (TEXTS[:10] + TEXTS[20:100]) * 2
     assert len(caught) == 1
     assert list(source.skipped) == [str(bad)]
     assert source.skipped[str(bad)].startswith(str(bad))
 
 
+def test_a_missing_file_of_a_list_is_skipped(tmp_path):
+    path, missing = tmp_path / "a.txt", tmp_path / "missing.txt"
+    path.write_text("a\n")
+    with pytest.warns(UserWarning, match=f"skipped: {missing}"):
+        source = ChunkSource([path, missing], on_error="skip")
+    assert list(source) == ["a"]
+    assert list(source.skipped) == [str(missing)]
+
+
 def test_a_file_truncated_inside_its_last_line(tmp_path):
     """The file has the expected number of items."""
-    manifest = write_chunks(ITEMS[:20], tmp_path, 10, compression="none")
+    manifest = write_chunks(TEXTS[:20], tmp_path, 10, compression="none")
     path = tmp_path / manifest.chunks[1].file
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(ChunkError, match=str(path)):
@@ -93,24 +99,22 @@ def test_a_state_of_other_files_of_the_same_names_is_rejected(tmp_path):
 
 def test_paths_and_settings_that_do_not_fit(tmp_path, folder):
     """What the paths name is found when the source is made, and no file is read twice in an epoch."""
-    path = tmp_path / "a.txt"
+    path, missing = tmp_path / "a.txt", tmp_path / "missing.txt"
     path.write_text("a\n")
-    for paths, settings, message in (
-        ([path, f"file://{path}"], {}, r"paths must name each file or folder once, got .*a\.txt twice"),
-        (
-            ["memory://a/b.txt", "filecache::memory://a/b.txt"],
-            {},
-            r"paths must name .* once, got memory://a/b\.txt twice",
-        ),
-        ([], {}, "paths must be a folder of write_chunks, or files, got none"),
-        ("missing", {}, "paths must be a folder that exists, or end in .txt or .jsonl, .* got missing"),
-        (["a.csv", "b.csv"], {}, "paths must be a folder that exists, or end in .txt or .jsonl"),
-        (path, {"with_lengths": True}, "lengths need a folder of write_chunks with length_fn, got"),
-        (folder, {"world_size": 12}, "paths must hold a file or row group for each of 12 ranks, got 11"),
-        (folder, {"buffer_chunks": 0}, "buffer_chunks must be at least 1, got 0"),
-        (folder, {"on_error": "ignore"}, "on_error must be one of raise, skip, got 'ignore'"),
+    for paths, settings, named in (
+        ([path, f"file://{path}"], {}, r"paths .*a\.txt twice"),
+        (["memory://a/b.txt", "filecache::memory://a/b.txt"], {}, r"paths .*memory://a/b\.txt twice"),
+        ([], {}, "paths"),
+        (missing, {}, str(missing)),
+        ([path, missing], {}, str(missing)),
+        (tmp_path / "missing", {}, "paths .*missing"),
+        (["a.csv", "b.csv"], {}, "paths"),
+        (path, {"with_lengths": True}, "length_fn"),
+        (folder, {"world_size": 12}, "paths .* 12 ranks, got 11"),
+        (folder, {"buffer_chunks": 0}, "buffer_chunks"),
+        (folder, {"on_error": "ignore"}, "on_error"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=named):
             ChunkSource(paths, **settings)
     (tmp_path / "b.txt").symlink_to(path)  # to repeat its items on purpose
     assert list(ChunkSource([path, tmp_path / "b.txt"])) == ["a", "a"]
@@ -125,5 +129,5 @@ def test_folders_that_are_not_ready(tmp_path):
         ChunkSource(tmp_path)
     write_chunks(["a"], tmp_path, 1)
     for use in (lambda: ChunkSource(tmp_path, with_lengths=True), ChunkSource(tmp_path).lengths):
-        with pytest.raises(ValueError, match=f"lengths need a folder of write_chunks with length_fn, got {tmp_path}"):
+        with pytest.raises(ValueError, match=f"length_fn, got {tmp_path}"):
             use()

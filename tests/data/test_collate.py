@@ -1,37 +1,38 @@
-"""Batches as models expect them."""
+"""Batches as models expect them, also those without items, which ranks get that run out."""
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from seqwarm_kernels import apply_alibi
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
 from seqwarm_kernels.data import (
+    BatchPlanner,
+    LengthBatchSampler,
     PackedCollator,
     PaddedCollator,
     Piece,
-    cut_item,
+    Prepare,
+    ResumableLoader,
 )
 
-KINDS = [
-    [[5, 6, 7], [8]],
-    [torch.tensor([5, 6, 7]), torch.tensor([8], dtype=torch.int32)],
-    [np.array([5, 6, 7], dtype=np.uint16), np.array([8], dtype=np.int64)],
-    [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": torch.tensor([8])}],
-]
+COLLATORS = [PaddedCollator(), PackedCollator()]
+KINDS = {
+    "lists": [[5, 6, 7], [8]],
+    "tensors": [torch.tensor([5, 6, 7]), torch.tensor([8], dtype=torch.int32)],
+    "arrays": [np.array([5, 6, 7], dtype=np.uint16), np.array([8], dtype=np.int64)],
+    "mappings": [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": torch.tensor([8])}],
+}
 
 
-@pytest.mark.parametrize("items", KINDS, ids=["lists", "tensors", "arrays", "mappings"])
-def test_padded(items):
+@pytest.mark.parametrize("items", KINDS.values(), ids=KINDS)
+def test_items_of_every_kind(items):
     batch = PaddedCollator(pad_token_id=9, multiple_of=4)(items)
     assert list(batch) == ["input_ids", "attention_mask", "labels"]
     assert batch["input_ids"].tolist() == [[5, 6, 7, 9], [8, 9, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
     assert batch["labels"].tolist() == [[5, 6, 7, -100], [8, -100, -100, -100]]
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-
-
-@pytest.mark.parametrize("items", KINDS, ids=["lists", "tensors", "arrays", "mappings"])
-def test_packed(items):
     batch = PackedCollator()(items)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
@@ -49,15 +50,22 @@ def test_own_labels():
     assert items[0]["labels"] == [-100, 7, 8]
 
 
+def test_items_are_not_modified():
+    item = torch.tensor([1, 2, 3])
+    PackedCollator()([item])
+    PackedCollator()([{"input_ids": item, "labels": item}])
+    assert item.tolist() == [1, 2, 3]
+
+
 def test_masks_that_hide_nothing():
     masks = {"attention_mask": torch.ones(2, dtype=torch.bfloat16), "completion_mask": [True, 2], "loss_mask": None}
     assert PaddedCollator()([{"input_ids": [1, 2], **masks}])["labels"].tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize("collator", COLLATORS)
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
-class TestMasksOfItems:
-    """Collators left masks out of the batch, so that padding and prompts were trained on."""
+class TestEntriesOfItems:
+    """Collators left these out of the batch: padding and prompts were trained on, tokens saw those of other texts."""
 
     def test_a_tokenizer_that_padded(self, make, collator):
         whole = {"input_ids": [5, 6, 7], "attention_mask": make([1, 1, 1])}
@@ -74,58 +82,49 @@ class TestMasksOfItems:
                 collator([{**item, **trained}])
         assert collator([{**item, "labels": [-100, -100, 7]}])["labels"].tolist() == [[-100, -100, 7]]
 
+    def test_items_that_were_packed_before(self, make, collator):
+        for name, values in (
+            ("position_ids", [0, 1, 2, 0, 1]),
+            ("position_ids", [3, 4, 0, 1, 2]),
+            ("position_ids", [0, 0, 0, 0, 0]),
+            ("seq_lengths", [3, 2]),
+            ("seq_idx", [0, 0, 0, 1, 1]),
+            ("document_ids", [7, 7, 7, 4, 4]),
+            ("cu_seq_lens_q", [0, 3, 5]),
+        ):
+            with pytest.raises(ValueError, match=name):
+                collator([[1, 2], {"input_ids": [1, 2, 3, 4, 5], name: make(values)}])
 
-@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+    def test_one_sequence_or_no_ints(self, make, collator):
+        for name, values in (
+            ("position_ids", [0, 1, 2]),
+            ("position_ids", [5, 6, 7]),
+            ("position_ids", [0, 1, 1]),  # tokens of an image share a position in some models
+            ("position_ids", [[0, 1, 0]]),
+            ("position_ids", [0.0, 1.0, 0.0]),
+            ("seq_lengths", [3]),
+            ("seq_idx", [4, 4, 4]),
+            ("cu_seq_lens_q", [0, 3]),
+        ):
+            assert collator([{"input_ids": [1, 2, 3], name: make(values)}])["input_ids"].tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("collator", COLLATORS)
 @pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "assistant_masks", "loss_mask"])
-@pytest.mark.parametrize(
-    "mask",
-    [
+def test_masks_of_pairs_and_of_floating_point_are_left_out(name, collator):
+    """They are not 0 where a token is hidden or not trained on."""
+    item = {"input_ids": [5, 6, 7]}
+    expected = collator([item])
+    for mask in (
         torch.ones(3, 3).tril().bool(),
         torch.ones(3, 3).tril().long().numpy(),
         [[1, 0, 0], [1, 1]],
         torch.tensor([0.0, 0.0, -1e9]),
         torch.tensor([0.0, 0.5, 1.0], dtype=torch.bfloat16),
         np.array([0.0, 0.0, -np.inf]),
-    ],
-    ids=["causal", "causal ints", "rows", "additive", "weights", "array"],
-)
-def test_masks_of_pairs_and_of_floating_point_are_left_out(mask, name, collator):
-    """They are not 0 where a token is hidden or not trained on."""
-    item = {"input_ids": [5, 6, 7]}
-    batch, expected = collator([{**item, name: mask}]), collator([item])
-    for entry in ("input_ids", "labels"):
-        assert torch.equal(batch[entry], expected[entry])
-
-
-def test_items_are_not_modified():
-    item = torch.tensor([1, 2, 3])
-    PackedCollator()([item])
-    PackedCollator()([{"input_ids": item, "labels": item}])
-    assert item.tolist() == [1, 2, 3]
-
-
-def test_a_model_accepts_packed_batches():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    apply_alibi(model, max_seq_length=32)
-    items = [torch.randint(23, (length,)) for length in (9, 4, 1, 6)]
-    packed, padded = PackedCollator()(items), PaddedCollator()(items)
-    with torch.no_grad():
-        one_row = model(**packed)
-        rows = model(**padded)
-    expected = torch.cat([rows.logits[row, : len(item)] for row, item in enumerate(items)])
-    torch.testing.assert_close(one_row.logits[0], expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(one_row.loss, rows.loss, rtol=1e-4, atol=1e-5)
+    ):
+        batch = collator([{**item, name: mask}])
+        assert all(torch.equal(batch[entry], expected[entry]) for entry in ("input_ids", "labels"))
 
 
 @pytest.mark.parametrize("collator", [PaddedCollator(max_tokens=7), PackedCollator(max_tokens=7)])
@@ -135,68 +134,108 @@ def test_items_longer_than_planned(collator):
         collator([[1, 2, 3, 4], [5, 6, 7, 8]])
 
 
-@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
-@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
-class TestItemsThatWerePackedBefore:
-    """Their sequences became one, whose tokens saw those of the sequence before."""
-
-    @pytest.mark.parametrize(
-        ("name", "values"),
-        [
-            ("position_ids", [0, 1, 2, 0, 1]),
-            ("position_ids", [3, 4, 0, 1, 2]),
-            ("position_ids", [0, 0, 0, 0, 0]),
-            ("seq_lengths", [3, 2]),
-            ("seq_idx", [0, 0, 0, 1, 1]),
-            ("document_ids", [7, 7, 7, 4, 4]),
-            ("cu_seq_lens_q", [0, 3, 5]),
-        ],
-    )
-    def test_several_sequences(self, collator, make, name, values):
-        item = {"input_ids": [1, 2, 3, 4, 5], name: make(values)}
-        with pytest.raises(ValueError, match=name):
-            collator([[1, 2], item])
-
-    @pytest.mark.parametrize(
-        ("name", "values"),
-        [
-            ("position_ids", [0, 1, 2]),
-            ("position_ids", [5, 6, 7]),
-            ("position_ids", [0, 1, 1]),  # tokens of an image share a position in some models
-            ("position_ids", [[0, 1, 0]]),
-            ("position_ids", [0.0, 1.0, 0.0]),
-            ("seq_lengths", [3]),
-            ("seq_idx", [4, 4, 4]),
-            ("cu_seq_lens_q", [0, 3]),
-        ],
-    )
-    def test_one_sequence_or_no_ints(self, collator, make, name, values):
-        batch = collator([{"input_ids": [1, 2, 3], name: make(values)}])
-        assert batch["input_ids"].tolist() == [[1, 2, 3]]
-
-
-@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
-@pytest.mark.parametrize(
-    "item",
-    [
+@pytest.mark.parametrize("collator", COLLATORS)
+def test_what_is_no_item(collator):
+    for item in (
         *(None, 5, np.int64(5), torch.tensor(5), "abc", "", b"abc", ("abc", 3), [True, False], [[1, 2]], [2**64]),
         *({"input_ids": ids} for ids in ("abc", [0.5], [[1], [1, 2]])),
         *({"input_ids": [1, 2], "labels": labels} for labels in (7, [1])),
         Piece(0, 0, 2),
-    ],
-)
-def test_invalid_items(collator, item):
-    with pytest.raises(ValueError, match=r"item|input_ids|labels|inhomogeneous"):
-        collator([item])
-
-
-@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
-def test_a_batch_is_a_list_of_items(collator):
+    ):
+        with pytest.raises(ValueError, match=r"item|input_ids|labels|inhomogeneous"):
+            collator([item])
     with pytest.raises(ValueError, match="item"):
-        collator({"input_ids": [1]})
+        collator({"input_ids": [1]})  # a batch is a list of items
 
 
-@pytest.mark.parametrize("item", ["abc", {"input_ids": "abc"}, ("abc", 3)])
-def test_text_is_not_cut(item):
-    with pytest.raises(TypeError, match="item"):
-        cut_item(item, 0, 1)
+def llama(transformers):
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=23, num_key_value_heads=2, **sizes))
+
+
+def gpt2(transformers):
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=23, n_embd=16, n_layer=1, n_head=2))
+
+
+def test_a_model_accepts_packed_batches():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = llama(transformers).eval()
+    apply_alibi(model, max_seq_length=32)
+    items = [torch.randint(23, (length,)) for length in (9, 4, 1, 6)]
+    with torch.no_grad():
+        packed, padded = (model(**collator(items)) for collator in (PackedCollator(), PaddedCollator()))
+    expected = torch.cat([padded.logits[row, : len(item)] for row, item in enumerate(items)])
+    torch.testing.assert_close(packed.logits[0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(packed.loss, padded.loss, rtol=1e-4, atol=1e-5)
+
+
+# ---- batches without items, and of items without tokens
+
+
+@pytest.mark.parametrize("items", [[], [[]], [[], torch.zeros(0)], [{"input_ids": [], "labels": []}]])
+def test_no_tokens(items):
+    batch = PaddedCollator(pad_token_id=9, multiple_of=4, max_tokens=8)(items)
+    rows = max(len(items), 1)
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "input_ids": [[9] * 4] * rows,
+        "attention_mask": [[0] * 4] * rows,
+        "labels": [[-100] * 4] * rows,
+    }
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    batch = PackedCollator(max_tokens=1)(items)
+    assert batch["input_ids"].tolist() == batch["position_ids"].tolist() == [[0]]
+    assert batch["labels"].tolist() == [[-100]]
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 1]
+    assert batch["max_length_q"] == batch["max_length_k"] == 1
+    assert {batch[name].dtype for name in ("input_ids", "position_ids", "labels")} == {torch.int64}
+
+
+@pytest.mark.parametrize("collator", COLLATORS)
+@pytest.mark.parametrize("is_converted", [True, False])
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_models_run_on_no_tokens_and_learn_nothing(make, is_converted, collator):
+    """They raised an error in the middle of the last step, where the other ranks wait."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = make(transformers)
+    if is_converted:
+        apply_alibi(model, max_seq_length=8)
+    batch = collator([])
+    labels = batch.pop("labels")
+    logits = model(**batch).logits
+    loss = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum")
+    loss.backward()
+    assert loss == 0
+    assert model(**batch, labels=labels, num_items_in_batch=7).loss == 0  # as the Trainer sums over ranks
+    model(**batch, labels=labels).loss.backward()  # a mean, NaN
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(multiple_of=4), PackedCollator()])
+@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "reshape", "remainder": "overlap"}])
+def test_no_tokens_are_cut_like_others(options, collator):
+    scheduler = SequenceLengthScheduler(2, 8, duration=10, step_size=2)
+    for copy in (True, False):
+        cut, info = resize_batch(collator([]), 2, copy=copy, return_info=True, **options)
+        assert cut["input_ids"].numel() > 0
+        assert (cut["labels"] == -100).all()
+        assert info.num_valid_tokens == ("attention_mask" not in cut)
+    assert scheduler.resize(collator([]), **options)["input_ids"].shape == cut["input_ids"].shape
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_rank_that_runs_out(packed, prepared):
+    """The planned length of such a batch is 0, and its tokens are within the budget."""
+    items = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    collate = PackedCollator() if packed else PaddedCollator(multiple_of=4)
+    planner = BatchPlanner(4, packed=packed, multiple_of=1 if packed else 4)
+    dataset, prepare = (range(3), Prepare(collate, dataset=items)) if prepared else (items, collate)
+    batches = []
+    for rank in range(2):
+        sampler = LengthBatchSampler([3] * 3, planner, rank=rank, world_size=2, remainder="empty")
+        batches += ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=prepare))
+    assert [int(batch["input_ids"].count_nonzero()) for batch in batches] == [3, 3, 3, 0]  # padding has id 0

@@ -1,10 +1,7 @@
-"""DataLoaders with workers: states count the yielded batches only."""
+"""Loaders of batches: states count the yielded batches only, however far workers are ahead. Progress bars."""
 
 import io
-import subprocess
-import sys
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,16 +20,17 @@ from seqwarm_kernels.data import (
     progress_bar,
 )
 
-from .made import ListSource
+from ..support.tiers import first_fast
+from .made import ListSource, through_json
 
 LENGTHS = np.random.default_rng(3).integers(1, 60, 300)
 ITEMS = [torch.full((int(length),), number) for number, length in enumerate(LENGTHS)]
 
 
-def loader(num_workers=0, *, too_long="reject", max_tokens=128, **options):
+def loader(num_workers=0, *, too_long="reject", max_tokens=128, dataset=None, lengths=LENGTHS):
     planner = BatchPlanner(max_tokens, too_long=too_long)
-    sampler = LengthBatchSampler(LENGTHS, planner, window=50, **options)
-    dataset = PieceDataset(ITEMS) if planner.cuts_items else ITEMS
+    sampler = LengthBatchSampler(lengths, planner, window=50)
+    dataset = dataset or (PieceDataset(ITEMS) if planner.cuts_items else ITEMS)
     collator = PaddedCollator(max_tokens=max_tokens)
     return ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=collator, num_workers=num_workers))
 
@@ -58,13 +56,6 @@ def test_pieces(make):
     assert all(batch["input_ids"].numel() <= 32 for batch in batches)
 
 
-def test_a_stream_needs_a_dataset_of_items():
-    """Items that are tensors would index the dataset."""
-    stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
-    with pytest.raises(ValueError, match="dataset"):
-        ResumableLoader(DataLoader(ITEMS, batch_sampler=stream, collate_fn=PaddedCollator()))
-
-
 @pytest.mark.parametrize("make", [loader, stream_loader])
 def test_an_older_iterator_is_invalid(make):
     batches = make()
@@ -75,20 +66,69 @@ def test_an_older_iterator_is_invalid(make):
     with pytest.raises(RuntimeError, match="iterator is invalid"):
         next(older)
     next(newer)
+    assert batches.progress.batches == 3
     batches.load_state_dict(make().state_dict())
     with pytest.raises(RuntimeError, match="iterator is invalid"):
         next(newer)
     assert numbers(batches) == numbers(make())
 
 
-def test_length_and_progress():
-    batches = loader(2)
-    assert len(batches) == len(UNINTERRUPTED)
-    items = tokens = 0
-    for count, batch in enumerate(batches, start=1):
-        items, tokens = items + len(batch["input_ids"]), tokens + int(batch["attention_mask"].sum())
-        assert batches.progress == (items, tokens, count, pytest.approx(items / 300))
-    assert batches.progress.epochs == 1
+class Failing:
+    """Raises `error` for some of 200 items of 10 tokens."""
+
+    def __init__(self, broken, error=OSError):
+        self.broken, self.error = broken, error
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise self.error("the disk")
+        return [index] * 10
+
+
+@pytest.mark.parametrize("num_workers", first_fast([0, 2]))
+@pytest.mark.parametrize("served", [0, 3])
+def test_a_batch_that_fails_does_not_count(num_workers, served):
+    """No batch counts before it was yielded, however far the sampler is ahead."""
+
+    def make(broken=()):
+        dataset = Failing(broken)
+        return loader(num_workers, dataset=dataset, lengths=[10] * 200), dataset
+
+    before, _ = make()
+    batches = numbers(make()[0])
+    assert len(before) == len(batches)
+    assert len(list(islice(before, served))) == served
+    resumed, dataset = make(broken=batches[served])
+    if served:
+        resumed.load_state_dict(through_json(before.state_dict()))
+    with pytest.raises(OSError, match="the disk"):
+        next(iter(resumed))
+    assert resumed.state_dict()["served"]["batches"] == resumed.progress.batches == served
+    dataset.broken = ()
+    assert numbers(resumed) == batches[served:]
+
+
+def test_a_data_set_that_raises_stop_iteration_does_not_end_the_epoch():
+    with pytest.raises(RuntimeError, match="StopIteration: 1 batches are missing"):
+        list(loader(dataset=Failing([77], StopIteration), lengths=[10] * 200))
+
+
+def test_loaders_that_do_not_fit():
+    sampler = LengthBatchSampler(LENGTHS, BatchPlanner(128))
+    stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
+    for named, options in (
+        ("batch_sampler", {}),
+        ("in_order", {"batch_sampler": sampler, "in_order": False}),
+        ("dataset", {"batch_sampler": stream}),  # items that are tensors would index the dataset
+    ):
+        with pytest.raises(ValueError, match=named):
+            ResumableLoader(DataLoader(ITEMS, **options))
+
+
+# ---- progress bars
 
 
 @pytest.mark.parametrize(
@@ -96,9 +136,8 @@ def test_length_and_progress():
 )
 def test_a_progress_bar(unit, total):
     written = io.StringIO()
-    batches = loader()
-    options = {"total": total, "file": written, "mininterval": 0, "unit_scale": False}
-    assert numbers(progress_bar(batches, unit=unit, **options)) == UNINTERRUPTED
+    options = {"unit": unit, "total": total, "file": written, "mininterval": 0, "unit_scale": False}
+    assert numbers(progress_bar(loader(), **options)) == UNINTERRUPTED
     last = written.getvalue().strip().split("\r")[-1]
     assert f"{total}/{total}" in last
     assert "100%" in last
@@ -106,9 +145,8 @@ def test_a_progress_bar(unit, total):
 
 
 def test_a_progress_bar_starts_at_the_restored_progress():
-    first = loader()
+    first, second = loader(), loader()
     list(islice(first, 9))
-    second = loader()
     second.load_state_dict(first.state_dict())
     written = io.StringIO()
     next(progress_bar(second, unit="item", total=300, file=written, mininterval=0, unit_scale=False))
@@ -117,28 +155,4 @@ def test_a_progress_bar_starts_at_the_restored_progress():
 
 def test_a_progress_bar_of_a_stream():
     stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
-    written = io.StringIO()
-    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=written)) == 300
-
-
-def test_a_progress_bar_without_standard_error():
-    """tqdm raised an AttributeError: standard error is None under `2>&-`, pythonw, and in some services."""
-    program = """
-import sys
-from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, progress_bar
-
-assert sys.stderr is None
-bar = progress_bar(LengthBatchSampler([1] * 30, BatchPlanner(3)), unit="item", total=30)
-print(sum(map(len, bar)))
-"""
-    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, program]
-    root = Path(__file__).parents[2]
-    assert subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout == "30\n"
-
-
-def test_bad_loaders():
-    with pytest.raises(ValueError, match="batch_sampler"):
-        ResumableLoader(DataLoader(ITEMS))
-    sampler = LengthBatchSampler(LENGTHS, BatchPlanner(128))
-    with pytest.raises(ValueError, match="in_order"):
-        ResumableLoader(DataLoader(ITEMS, batch_sampler=sampler, in_order=False))
+    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=io.StringIO())) == 300

@@ -66,7 +66,7 @@ def test_items_without_tokens_take_a_slot_in_every_padded_batch(tmp_path):
     assert packed.padding == 0
     nothing = compare(np.zeros(9, int))
     assert [each.padding for each in nothing] == [1, 1, 1, 1, 0]
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    pytest.importorskip("matplotlib")
     draw(np.zeros(9, int), nothing, "words", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
@@ -132,20 +132,23 @@ def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     assert "\nSkipped 4 files that are damaged or not text, such as " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("tokenizer", "expected"), [("whitespace", [2, 1]), ("bytes", [6, 3])])
-def test_tokenizers_without_a_package(tokenizer, expected):
-    lengths, _ = count_tokens(["äb  c", "abc"], tokenizer)
-    assert lengths.tolist() == expected
-
-
-def test_a_tokenizer_trained_on_the_text():
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    lengths, _ = count_tokens(["the cat and the dog", "the dog", "€"] * 50, "bpe")
-    assert lengths.tolist()[:2] == [5, 2]
+@pytest.mark.parametrize(
+    ("tokenizer", "texts", "expected"),
+    [
+        ("whitespace", ["äb  c", "abc"], [2, 1]),
+        ("bytes", ["äb  c", "abc"], [6, 3]),
+        ("bpe", ["the cat and the dog", "the dog", "€"] * 50, [5, 2]),  # trained on the text
+    ],
+)
+def test_tokenizers(tokenizer, texts, expected):
+    if tokenizer == "bpe":
+        pytest.importorskip("tokenizers")
+    lengths, _ = count_tokens(texts, tokenizer)
+    assert lengths.tolist()[:2] == expected
 
 
 def test_a_tokenizer_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     inner = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "?": 2}, unk_token="?"))
@@ -156,26 +159,17 @@ def test_a_tokenizer_of_transformers(tmp_path):
     assert lengths.tolist() == [4, 2]
 
 
-def test_text_at_a_url(text, s3, capsys):
-    url = check_location("url", "s3://bucket/text")
-    write_file(url / text.name, text.read_bytes())
-    found, local = (as_json(capsys, "--text", place) for place in (url, text))
-    assert found["batchings"] == local["batchings"]
-
-
 # ---- what the command writes
 
 
-@pytest.mark.parametrize("is_terminal", [True, False, None])
+@pytest.mark.parametrize("is_terminal", [True, False])
 def test_bars_are_for_terminals(text, monkeypatch, capsys, is_terminal):
-    """None: standard error is closed, as in services."""
     errors = io.StringIO()
     errors.isatty = lambda: is_terminal
-    monkeypatch.setattr(sys, "stderr", None if is_terminal is None else errors)
+    monkeypatch.setattr(sys, "stderr", errors)
     assert run("--text", text) == 0
-    shown = errors.getvalue()
-    assert ("count tokens" in shown) == bool(is_terminal)
-    assert shown.rpartition("\r")[0].rpartition("\r")[2].strip() == ""  # cleared at the end
+    assert ("count tokens" in errors.getvalue()) == is_terminal
+    assert errors.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == ""  # cleared at the end
     assert "budget used" in capsys.readouterr().out
 
 
@@ -238,39 +232,47 @@ def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments
 # ---- data sets
 
 
-@pytest.fixture(params=["flat", "ends", "megatron", "mds", "parquet", "parquet file", "s3", "chunks"])
-def data_set(request, tmp_path):
+def written(kind, folder):
     """Options for a data set, and the lengths of its documents."""
     made = documents(300)
-    lengths = [len(document) for document in made]
-    if request.param == "flat":
-        return [write_llm_c(tmp_path, made), "--end-token", END], lengths
-    if request.param == "ends":
-        np.save(tmp_path / "ends.npy", np.cumsum(lengths))
-        return [write_npy(tmp_path, made), "--document-ends", tmp_path / "ends.npy"], lengths
-    if request.param == "megatron":
-        return [write_megatron(tmp_path, made).with_suffix(".bin")], lengths
-    if request.param == "mds":
-        return [write_mds(tmp_path, made, encoding="bytes"), "--column", "tokens", "--dtype", "uint16"], lengths
-    path, texts = tmp_path / "chunks", ["a" * length for length in lengths]
-    if request.param.startswith("parquet"):
+    lengths, chunks = [len(document) for document in made], folder / "chunks"
+    if kind == "ends":
+        np.save(folder / "ends.npy", np.cumsum(lengths))
+        return [write_npy(folder, made), "--document-ends", folder / "ends.npy"], lengths
+    if kind == "mds":
+        return [write_mds(folder, made, encoding="bytes"), "--column", "tokens", "--dtype", "uint16"], lengths
+    if kind in ("chunks", "parquet", "parquet file"):
+        format = "text" if kind == "chunks" else "parquet"
+        write_chunks(["a" * length for length in lengths], chunks, 100, format=format, length_fn=len, progress=False)
+        if kind == "parquet file":  # a folder of write_chunks says the column of lengths
+            return [*chunks.glob("*.parquet"), "--column", "text", "--length-column", "length"], lengths
+        return [chunks], lengths
+    return [write_llm_c(folder, made), "--end-token", END] if kind == "flat" else [
+        write_megatron(folder, made)
+    ], lengths
+
+
+@pytest.mark.parametrize("kind", ["flat", "ends", "megatron", "mds", "parquet", "parquet file", "chunks"])
+def test_a_data_set(tmp_path, capsys, kind):
+    if kind.startswith("parquet"):
         pytest.importorskip("pyarrow")
-        write_chunks(texts, path, 100, format="parquet", length_fn=len, progress=False)
-        if request.param == "parquet":  # of write_chunks, which says the column of lengths
-            return [path], lengths
-        return [*path.glob("*.parquet"), "--column", "text", "--length-column", "length"], lengths
-    if request.param == "s3":
-        request.getfixturevalue("s3")
-        path = f"s3://bucket/{tmp_path.name}"
-    write_chunks(texts, path, 100, length_fn=len, progress=False)
-    return [path], lengths
-
-
-def test_a_data_set(data_set, capsys):
-    options, lengths = data_set
+    options, lengths = written(kind, tmp_path)
     found = as_json(capsys, "--data", *options, "--max-tokens", 400)
     assert (found["items"], found["longest"], found["unit"]) == (300, max(lengths), "document")
     assert found["batchings"][0]["tokens"] == sum(lengths)
+
+
+def test_texts_and_data_sets_at_urls(tmp_path, s3, capsys):
+    texts = [f"line {number} " + "word " * (number % 9) for number in range(60)]
+    path, url = tmp_path / "text.txt", check_location("url", "s3://bucket/text")
+    path.write_text("\n".join(texts))
+    write_file(url / path.name, path.read_bytes())
+    found, local = (as_json(capsys, "--text", place)["batchings"] for place in (url, path))
+    assert found == local
+    for place in (tmp_path / "chunks", "s3://bucket/lengths"):
+        write_chunks(texts, place, 20, length_fn=len, progress=False)
+    found, local = (as_json(capsys, "--data", place) for place in ("s3://bucket/lengths", tmp_path / "chunks"))
+    assert found == local
 
 
 def test_a_file_of_tokens_in_a_folder_that_cannot_be_written(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Parquet files: order, states, ranks, lengths and errors as for chunk files; local and at URLs."""
+"""Parquet files: columns and types, lengths that are counted once, damaged files; local and at URLs."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ TOKENS = [np.arange(number % 13, dtype=np.int32) + number for number in range(10
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, tmp_path):
+def quick(monkeypatch):
     monkeypatch.setattr(transfers, "_WAITS", (0.0,))
 
 
@@ -41,10 +41,10 @@ def place(request, tmp_path):
     return check_location("folder", f"s3://bucket/{uuid.uuid4().hex}")
 
 
-def parquet(place, name, columns, rows=100):
+def parquet(place, name, columns, rows=100, **options):
     """Write a file in row groups of `rows` rows."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, row_group_size=rows, write_page_checksum=True)
+    pq.write_table(pa.table(columns), sink, row_group_size=rows, write_page_checksum=True, **options)
     place.mkdir(parents=True, exist_ok=True)
     write_file(place / name, bytes(sink.getvalue()))
     return place / name
@@ -66,17 +66,12 @@ def test_the_items_in_order(texts):
     source = ParquetSource(texts, "text", length_column="length", with_lengths=True, shuffle=False)
     assert list(source) == [(item, len(item)) for item in TEXTS]
     assert source.lengths().tolist() == list(map(len, TEXTS))
-    assert list(ParquetSource(str(texts / "b.parquet"), "text", shuffle=False)) == TEXTS[550:]
-    assert list(ParquetSource([texts], "text", shuffle=False)) == TEXTS
-    assert list(ParquetSource([texts / "b.parquet", texts / "a.parquet"], "text", shuffle=False))[:453] == TEXTS[550:]
-
-
-def test_the_order_is_that_of_chunk_files(tmp_path):
-    """Row groups take the place of files."""
-    write_chunks(TEXTS, tmp_path / "chunks", 100)
-    write_chunks(TEXTS, tmp_path / "parquet", 100, format="parquet")
-    for options in ({}, {"buffer_chunks": 3, "seed": 5}, {"rank": 1, "world_size": 2}):
-        assert list(ParquetSource(tmp_path / "parquet", **options)) == list(ChunkSource(tmp_path / "chunks", **options))
+    for paths, items in (
+        (str(texts / "b.parquet"), TEXTS[550:]),
+        ([texts], TEXTS),
+        ([texts / "b.parquet", texts / "a.parquet"], TEXTS[550:] + TEXTS[:550]),
+    ):
+        assert list(ParquetSource(paths, "text", shuffle=False)) == items
 
 
 def test_types_of_columns(tmp_path):
@@ -89,9 +84,8 @@ def test_types_of_columns(tmp_path):
         assert same(list(ParquetSource(parquet(tmp_path, "a.parquet", {"a": column}, rows=3), shuffle=False)), items)
 
 
-def test_lists_of_tokens(place):
-    parquet(place, "tokens.parquet", {"input_ids": TOKENS})
-    source = ParquetSource(place, with_lengths=True, shuffle=False)
+def test_lists_of_tokens(tmp_path):
+    source = ParquetSource(parquet(tmp_path, "tokens.parquet", {"input_ids": TOKENS}), with_lengths=True, shuffle=False)
     items, found = zip(*source, strict=True)
     assert same(items, TOKENS)
     assert list(found) == source.lengths().tolist() == list(map(len, TOKENS))
@@ -104,23 +98,19 @@ def without_prompt(tokens):
     return [-100] * len(tokens[:3]) + tokens[3:].tolist()
 
 
-def test_labels_are_read_with_their_tokens(place):
+def test_labels_are_read_with_their_tokens(tmp_path):
     """Trained on the ids alone, a model would learn the prompts, too."""
-    for name, rows in (("a.parquet", TOKENS[:501]), ("b.parquet", TOKENS[501:])):
-        labels = [without_prompt(tokens) for tokens in rows]
-        parquet(place, name, {"id": range(len(rows)), "input_ids": rows, "labels": labels})
-    source = ParquetSource(place, ["input_ids", "labels"], buffer_chunks=3)
+    labels = [without_prompt(tokens) for tokens in TOKENS]
+    path = parquet(tmp_path, "a.parquet", {"id": range(len(TOKENS)), "input_ids": TOKENS, "labels": labels})
+    source = ParquetSource(path, ["input_ids", "labels"], buffer_chunks=3)
     items = list(source)
     assert sorted(item["input_ids"].tolist() for item in items) == sorted(tokens.tolist() for tokens in TOKENS)
-    for item in items:
-        assert item["labels"].tolist() == without_prompt(item["input_ids"])
+    assert all(item["labels"].tolist() == without_prompt(item["input_ids"]) for item in items)
     batch = PaddedCollator()(items[:5])
     for row, item in zip(batch["labels"], items[:5], strict=True):
         assert row[row != -100].tolist() == item["input_ids"][3:].tolist()
     assert cut_item(items[0], 1, 4)["labels"].tolist() == items[0]["labels"][1:5].tolist()
     assert source.lengths().tolist() == list(map(len, TOKENS))
-    with pytest.raises(ValueError, match="column"):
-        ParquetSource(place, ["input_ids"], buffer_chunks=3).load_state_dict(source.state_dict())
 
 
 ROWS, FLAGS = [[7, 2], [3], [4, 5, 6]], [[True, False], [True], [False, True, True]]
@@ -151,6 +141,9 @@ def test_columns_that_say_what_is_trained_on(tmp_path, name, values, is_refused)
     assert [(item["text"], item["ids"].tolist()) for item in with_text] == list(zip("abc", ROWS, strict=True))
 
 
+# ---- lengths that are counted once
+
+
 def test_lengths_that_are_counted_once(texts):
     calls = []
 
@@ -166,7 +159,7 @@ def test_lengths_that_are_counted_once(texts):
     source = ParquetSource(texts, "text", with_lengths=True)
     assert all(length == 2 * len(item) for item, length in source)
     assert source.lengths().tolist() == [2 * len(item) for item in TEXTS]
-    kept = lengths_of(texts / "a.parquet")
+    (kept, _) = (path for path in visible_files(texts) if path.name.endswith(".npy"))
     for damaged in (b"junk", kept.read_bytes()[:-9], kept.read_bytes()[:100]):
         write_file(kept, damaged)
         for use in (list, lambda source: source.lengths()):
@@ -176,15 +169,6 @@ def test_lengths_that_are_counted_once(texts):
     assert source.lengths().tolist() == [2 * len(item) for item in TEXTS]
     with pytest.raises(ValueError, match="length_fn"):
         count_lengths(texts, len, "text")
-
-
-def lengths_of(path):
-    """Where the lengths of a file are kept."""
-    name = path.name.partition(".")[0]
-    (found,) = (
-        each for each in visible_files(path.parent) if each.name.startswith(f"{name}.") and each.name.endswith(".npy")
-    )
-    return found
 
 
 def test_lengths_are_read_where_they_are_needed(texts, monkeypatch):
@@ -210,78 +194,57 @@ def test_lengths_that_are_counted_come_before_those_of_tokens(tmp_path):
         assert list(found) == source.lengths().tolist() == [length(item) for item in items]
 
 
-@pytest.mark.parametrize("use", [ParquetSource, lambda paths: count_lengths(paths, len)])
-def test_a_file_that_is_named_twice(place, use):
-    """Its items were served twice. A search for files with ** finds a folder and its files."""
-    path = parquet(place, "a.parquet", {"text": ["a"]})
-    for paths in ([path, str(path)], [place, path], [f"{place}/", place]):
-        with pytest.raises(ValueError, match="paths"):
-            use(paths)
-
-
-def test_lengths_of_rows_in_another_order_are_not_used(tmp_path):
+def test_lengths_of_changed_and_of_copied_files(tmp_path):
     """Neither the size of an uncompressed file nor its footer changes with the order of its rows."""
-    path = tmp_path / "a.parquet"
     for texts in (TEXTS, TEXTS[::-1]):
-        pq.write_table(pa.table({"text": texts}), path, compression="none")
+        path = parquet(tmp_path / "one", "a.parquet", {"text": texts}, compression="none")
         with pytest.raises(ValueError, match="lengths"):
             ParquetSource(path, with_lengths=True)
         count_lengths(path, len)
         assert all(len(item) == length for item, length in ParquetSource(path, with_lengths=True))
-
-
-def test_lengths_of_a_copy(tmp_path):
-    """The time of change of a copy is another one."""
-    path = parquet(tmp_path / "one", "a.parquet", {"text": TEXTS})
-    count_lengths(path, len)
     shutil.copytree(tmp_path / "one", tmp_path / "other", copy_function=shutil.copyfile)
-    os.utime(tmp_path / "other" / "a.parquet", (0, 0))
-    assert ParquetSource(tmp_path / "other", with_lengths=True).lengths().tolist() == list(map(len, TEXTS))
+    os.utime(tmp_path / "other" / "a.parquet", (0, 0))  # the time of change of a copy is another one
+    assert ParquetSource(tmp_path / "other", with_lengths=True).lengths().tolist() == list(map(len, TEXTS[::-1]))
 
 
-def test_folders_with_the_suffix(tmp_path):
+# ---- files that do not fit, and damaged ones
+
+
+def test_a_file_that_is_named_twice(place):
+    """Its items were served twice. A search for files with ** finds a folder and its files."""
+    path = parquet(place, "a.parquet", {"text": ["a"]})
+    for paths in ([path, str(path)], [place, path], [f"{place}/", place]):
+        for use in (ParquetSource, lambda paths: count_lengths(paths, len)):
+            with pytest.raises(ValueError, match="paths"):
+                use(paths)
+
+
+def test_folders_with_the_suffix_and_files_without_rows(tmp_path):
     paths = [parquet(tmp_path / f"{name}.parquet", "part.parquet", {"text": [name]}).parent for name in "ab"]
     assert list(ParquetSource(paths, shuffle=False)) == ["a", "b"]
-
-
-def test_files_without_rows(tmp_path):
-    empty = parquet(tmp_path, "a.parquet", {"text": pa.array([], pa.string())})
+    empty = parquet(tmp_path / "empty", "a.parquet", {"text": pa.array([], pa.string())})
     with pytest.raises(ValueError, match="paths"):
-        ParquetSource(tmp_path)
-    parquet(tmp_path, "b.parquet", {"text": ["b"]})
-    count_lengths(tmp_path, len)
-    source = ParquetSource([empty, tmp_path / "b.parquet"], with_lengths=True)
-    assert list(source) == [("b", 1)]
-    assert source.lengths().tolist() == [1]
+        ParquetSource(tmp_path / "empty")
+    count_lengths([empty, *paths], len)
+    source = ParquetSource([empty, *paths], with_lengths=True, shuffle=False)
+    assert list(source) == [("a", 1), ("b", 1)]
+    assert source.lengths().tolist() == [1, 1]
 
 
-def test_a_state_of_other_files_or_columns_is_rejected(texts):
-    state = ParquetSource(texts, "text").state_dict()
-    parquet(texts, "b.parquet", {"text": TEXTS[:10], "other": TEXTS[:10]})
+def test_a_state_of_other_files_or_columns_is_rejected(tmp_path):
+    def written(items):
+        return parquet(tmp_path, "a.parquet", {"text": items, "other": items, "ids": [[1]] * len(items)})
+
+    source = ParquetSource(written(TEXTS[:10]), "text")
+    for column in ("other", ["text"], ["text", "ids"]):
+        with pytest.raises(ValueError, match="column"):
+            ParquetSource(tmp_path, column).load_state_dict(source.state_dict())
+    written([item.upper() * 2 for item in TEXTS[:10]])
     with pytest.raises(ValueError, match="files"):
-        ParquetSource(texts, "text").load_state_dict(state)
-    one = texts / "b.parquet"
-    state = ParquetSource(one, "text").state_dict()
-    with pytest.raises(ValueError, match="column"):
-        ParquetSource(one, "other").load_state_dict(state)
-    parquet(texts, "b.parquet", {"text": [item.upper() * 2 for item in TEXTS[:10]], "other": TEXTS[:10]})
-    with pytest.raises(ValueError, match="files"):
-        ParquetSource(one, "text").load_state_dict(state)
+        ParquetSource(tmp_path, "text").load_state_dict(source.state_dict())
 
 
-def cut(content):
-    return content[:-20]
-
-
-def flip(content):
-    """Change a byte of the last row group's data, which its checksum notices."""
-    place = content.rindex(b"item 549")
-    return content[:place] + b"ITEM" + content[place + 4 :]
-
-
-@pytest.mark.parametrize(
-    "damage", [cut, lambda content: b"", lambda content: b"text\n" * 100], ids=["cut", "empty", "text"]
-)
+@pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda _: b"", lambda _: b"text\n" * 100])
 def test_a_file_that_is_not_parquet(texts, damage):
     path = texts / "a.parquet"
     write_file(path, damage(path.read_bytes()))
@@ -294,11 +257,9 @@ def test_a_file_that_is_not_parquet(texts, damage):
 
 
 def test_a_damaged_row_group(tmp_path):
-    sink = pa.BufferOutputStream()
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
-    pq.write_table(pa.table({"text": TEXTS[:550]}), sink, row_group_size=100, **plain)
-    path = tmp_path / "a.parquet"
-    path.write_bytes(flip(bytes(sink.getvalue())))
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    path = parquet(tmp_path, "a.parquet", {"text": TEXTS[:550]}, **plain)
+    path.write_bytes(path.read_bytes().replace(b"item 549", b"ITEM 549"))  # which a checksum notices
     with pytest.raises(ChunkError, match=f"{path}.* row group 5"):
         list(ParquetSource(path, "text"))
     source = ParquetSource(path, "text", shuffle=False, on_error="skip")
@@ -324,10 +285,7 @@ def test_a_file_that_vanishes_or_changes(texts):
         ({"a": ["x"]}, {"column": []}, "column"),
         ({"a": ["x"]}, {"column": "c"}, "parquet.* c "),
         ({"a": ["x"]}, {"length_column": "c"}, "parquet.* c "),
-        ({"a": [1.5]}, {}, "parquet.* 'a'"),
-        ({"a": [[1.5]]}, {}, "parquet.* 'a'"),
-        ({"a": ["x", None]}, {}, "parquet.* 'a'"),
-        ({"a": [[1], [2, None]]}, {}, "parquet.* 'a'"),
+        *(({"a": rows}, {}, "parquet.* 'a'") for rows in ([1.5], [[1.5]], ["x", None], [[1], [2, None]])),
         *(({"a": ["x"], "n": [n]}, {"column": "a", "length_column": "n"}, "parquet.*") for n in (-1, 1.5, None, "x")),
     ],
 )
@@ -346,19 +304,15 @@ def test_files_of_different_kinds(tmp_path):
         assert list(ParquetSource(tmp_path, on_error="skip")) == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("paths", "error", "message"),
-    [
-        (["a.txt"], ValueError, "paths must be folders that exist, or end in .parquet, got a.txt"),
-        ("missing", ValueError, "paths must be folders that exist, or end in .parquet, got missing"),
-        ([], ValueError, "paths must be folders or .parquet files, got none"),
-        ("missing.parquet", ChunkError, "missing.parquet: the footer: No such file"),
-        (__file__.rpartition("/")[0], ValueError, "paths must hold .parquet files, the folder .* has none"),
-    ],
-)
-def test_invalid_paths(paths, error, message):
-    with pytest.raises(error, match=message):
-        ParquetSource(paths)
+def test_invalid_paths(tmp_path):
+    for paths in (["a.txt"], "missing", [], tmp_path):
+        with pytest.raises(ValueError, match="paths"):
+            ParquetSource(paths)
+    with pytest.raises(ChunkError, match="the footer: No such file"):
+        ParquetSource("missing.parquet")
+
+
+# ---- write_chunks
 
 
 def test_write_chunks_of_text(place):
@@ -385,10 +339,19 @@ def test_write_chunks_goes_on_where_it_stopped(tmp_path):
     write_chunks(TEXTS, tmp_path, 100, format="parquet")
     assert (tmp_path / "chunk-000001.parquet").stat().st_mtime_ns == before
     assert list(ParquetSource(tmp_path, shuffle=False)) == TEXTS
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="other items"):
+        write_chunks([[1, 2]] * len(TEXTS), tmp_path, 100, format="parquet")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
-@pytest.mark.parametrize("items", [["a", 5], [[1.5]], [[[1]]], [5]])
-@pytest.mark.parametrize("items_per_chunk", [1, 10])
+@pytest.mark.parametrize(
+    "items", [["a", 5], [[1.5]], [[[1]]], [5], ["a", "b", [1], [2]], [[1], [2], "a", "b"], ["a", [1]]]
+)
+@pytest.mark.parametrize("items_per_chunk", [1, 2, 10])
 def test_items_that_parquet_does_not_hold(tmp_path, items, items_per_chunk):
-    with pytest.raises(TypeError, match="items must be all texts or all lists of ints"):
+    """Texts and tokens in one call were found when the chunks were read."""
+    with pytest.raises(TypeError, match="items"):
         write_chunks(items, tmp_path, items_per_chunk, format="parquet")
+    with pytest.raises(ValueError, match=r"has not finished|has none"):
+        ParquetSource(tmp_path)

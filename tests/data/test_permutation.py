@@ -31,10 +31,10 @@ def test_the_order_does_not_change():
     assert permutation(10, 1, 2).tolist() == [1, 6, 4, 8, 3, 7, 5, 0, 2, 9]
 
 
-@pytest.mark.parametrize("n", [5, 65, 100])
+@pytest.mark.parametrize("n", [5, 65])
 def test_every_item_is_equally_likely_in_every_place(n):
-    orders = np.array([permuted(np.arange(n), n, seed, 0) for seed in range(2000)])
+    orders = np.array([permuted(np.arange(n), n, seed, 0) for seed in range(1000)])
     for place in (0, n // 2, n - 1):
         counts = np.bincount(orders[:, place], minlength=n)
-        chi_squared = ((counts - 2000 / n) ** 2).sum() * n / 2000
+        chi_squared = ((counts - 1000 / n) ** 2).sum() * n / 1000
         assert chi_squared < n - 1 + 5 * np.sqrt(2 * n)  # mean n - 1, variance twice that

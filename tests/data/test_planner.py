@@ -34,14 +34,14 @@ def pieces_of(plan):
 
 
 def check_covers(pieces, lengths, keeps):
-    """Every item is planned once, in consecutive pieces with `keeps(length)` tokens."""
-    tokens = dict.fromkeys(range(len(lengths)), 0)
+    """Every item is planned once, in consecutive pieces with `keeps(item)` tokens."""
+    tokens = [0] * len(lengths)
     for item, start, length in sorted(piece for batch in pieces for piece in batch):
         assert start == tokens[item]
         tokens[item] += length
     seen = [item for batch in pieces for item, _, _ in batch]
     assert sorted(set(seen)) == list(range(len(lengths)))
-    assert tokens == {item: keeps(length) for item, length in enumerate(lengths)}
+    assert tokens == [keeps(item) for item in range(len(lengths))]
 
 
 @given(
@@ -56,7 +56,7 @@ def test_every_item_once_and_within_the_budget(lengths, room, multiple, batch_si
     planner = BatchPlanner(max_tokens, batch_size=batch_size, multiple_of=multiple)
     plan = planner.plan(lengths, seeds=None if seed is None else (seed,))
     pieces = pieces_of(plan)
-    check_covers(pieces, lengths, keeps=lambda length: length)
+    check_covers(pieces, lengths, keeps=lengths.__getitem__)
     for batch, padded_tokens in zip(pieces, plan.padded_tokens.tolist(), strict=True):
         widths = [rounded(length, multiple) for _, _, length in batch]
         assert widths[0] == max(widths)
@@ -138,6 +138,7 @@ def test_the_last_boundaries_of_many_batches_are_moved():
         ({"batch_size": 2}, [1, 70_000, 2, 65_537, 65_536], [1, 3, 4, 2, 0]),
         ({"batch_size": 2}, [1, 65_537, 2], [1, 2, 0]),  # as far apart as 2**16
         ({"batch_size": 6, "multiple_of": 4}, [1, 6, 4, 5, 3, 8], [1, 3, 5, 0, 2, 4]),  # equal widths keep their order
+        ({"batch_size": 3}, [5, 1, 9, 2, 7, 7, 3], [2, 4, 5, 0, 6, 3, 1]),
         ({"batch_size": 6}, [5, 9] * 500, [*range(1, 1000, 2), *range(0, 1000, 2)]),
         ({"batch_size": 2}, [], []),
         ({"max_tokens": 9, "packed": True}, [], []),
@@ -147,41 +148,25 @@ def test_the_order_of_items(settings, lengths, items):
     assert BatchPlanner(**settings).plan(lengths).items.tolist() == items
 
 
-@pytest.mark.parametrize("too_long", ["truncate", "split"])
-def test_the_tokens_that_are_served(too_long):
-    lengths = np.array([3, 9, 5])
-    planner = BatchPlanner(6, too_long=too_long)
-    assert planner.tokens(lengths).tolist() == ([3, 6, 5] if too_long == "truncate" else [3, 9, 5])
-    assert planner.tokens(lengths).sum() == planner.plan(lengths).lengths.sum()
-    assert BatchPlanner(batch_size=2, too_long=too_long).tokens(lengths).tolist() == [3, 9, 5]
-
-
-def test_a_fixed_batch_size():
-    plan = BatchPlanner(batch_size=3).plan([5, 1, 9, 2, 7, 7, 3])
-    assert [plan.lengths[b:e].tolist() for b, e in zip(plan.begins, plan.ends, strict=True)] == [
-        [9, 7, 7],
-        [5, 3, 2],
-        [1],
-    ]
-    assert plan.padded_tokens.tolist() == [27, 15, 1]
-
-
-@given(lengths=lengths_lists, max_tokens=st.integers(1, 30), multiple=st.integers(1, 4), packed=st.booleans())
-def test_split(lengths, max_tokens, multiple, packed):
+@given(
+    lengths=lengths_lists,
+    max_tokens=st.integers(1, 30),
+    max_length=st.none() | st.integers(1, 30),
+    too_long=st.sampled_from(["split", "truncate"]),
+    multiple=st.integers(1, 4),
+    packed=st.booleans(),
+)
+def test_items_that_are_cut(lengths, max_tokens, max_length, too_long, multiple, packed):
     multiple = 1 if packed else min(multiple, max_tokens)
-    planner = BatchPlanner(max_tokens, multiple_of=multiple, too_long="split", packed=packed)
-    plan = planner.plan(lengths)
-    check_covers(pieces_of(plan), lengths, keeps=lambda length: length)
+    planner = BatchPlanner(max_tokens, multiple_of=multiple, too_long=too_long, packed=packed)
+    plan = planner.plan(lengths, max_length=max_length)
+    bound = min(max_tokens // multiple * multiple, max_length or max_tokens)
+    keeps = np.minimum(lengths, bound) if too_long == "truncate" else np.array(lengths, int)
+    check_covers(pieces_of(plan), lengths, keeps=keeps.tolist().__getitem__)
     assert (plan.padded_tokens <= max_tokens).all()
     assert plan.whole_items().sum() == len(lengths)
-
-
-@given(lengths=lengths_lists, max_tokens=st.integers(1, 30), max_length=st.none() | st.integers(1, 30))
-def test_truncate(lengths, max_tokens, max_length):
-    bound = min(max_tokens, max_length or max_tokens)
-    plan = BatchPlanner(max_tokens, too_long="truncate").plan(lengths, max_length=max_length)
-    check_covers(pieces_of(plan), lengths, keeps=lambda length: min(length, bound))
-    assert (plan.padded_tokens <= max_tokens).all()
+    assert plan.lengths.max(initial=0) <= bound
+    assert planner.tokens(np.array(lengths, int), max_length).tolist() == keeps.tolist()
 
 
 def test_items_without_tokens_take_the_room_of_a_multiple():

@@ -1,15 +1,18 @@
-"""Files at URLs: the same calls on a local folder, in memory and on an S3 server, and with faults of the server."""
+"""Files, sources and writers at URLs do what they do in a local folder, whatever the server does wrong."""
 
+import itertools
 import multiprocessing
 import pickle
 import sys
+import threading
+import time
 import uuid
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from seqwarm_kernels.data import ChunkError, ChunkSource, TokenSource, write_chunks
+from seqwarm_kernels.data import ChunkError, ChunkSource, TokenSource, visible_files, write_chunks
 from seqwarm_kernels.data.files import remote, transfers
 from seqwarm_kernels.data.files.remote import (
     RemotePath,
@@ -18,22 +21,22 @@ from seqwarm_kernels.data.files.remote import (
     local_file,
     open_file,
     read_range,
-    visible_files,
     write_file,
 )
+from seqwarm_kernels.data.files.transfers import read_ahead
 
-from .made import remove
+from .made import TEXTS, remove, through_json
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
     pytest.importorskip("upath")
-    monkeypatch.setattr(transfers, "_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
-def folder(request, tmp_path):
+def place(request, tmp_path):
     """An empty folder, or the name of one."""
     if request.param == "local":
         return check_location("folder", tmp_path / "folder")
@@ -42,20 +45,22 @@ def folder(request, tmp_path):
     return check_location("folder", f"{request.param}://bucket/{uuid.uuid4().hex}")
 
 
-def test_the_methods_of_a_folder(folder):
-    assert not folder.is_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    assert visible_files(folder) == []
-    write_file(folder / "b.txt", b"second")
-    write_file(folder / "a.txt", b"first")
-    assert [path.name for path in visible_files(folder)] == ["a.txt", "b.txt"]
-    assert folder.is_dir()
-    assert not (folder / "a.txt").is_dir()
-    assert (folder / "a.txt").exists()
-    assert not (folder / "c.txt").exists()
-    assert (folder / "a.txt").parent == folder
-    remove(folder / "a.txt")
-    assert not (folder / "a.txt").exists()
+# ---- paths
+
+
+def test_the_methods_of_a_folder(place):
+    assert not place.is_dir()
+    place.mkdir(parents=True, exist_ok=True)
+    assert visible_files(place) == []
+    for name in ("b.txt", "a/c.txt", ".hidden", "a/.d/e.txt", "f.txt.0.partial"):
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, b"content")
+    assert visible_files(place) == [place / "a/c.txt", place / "b.txt"]
+    path = place / "b.txt"
+    assert (place.is_dir(), path.is_dir(), path.exists(), path.parent) == (True, False, True, place)
+    remove(path)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("root", ["memory://", "memory:///"])
@@ -71,44 +76,22 @@ def test_files_at_the_root_of_a_store(monkeypatch, tmp_path, root):
     assert not list(tmp_path.iterdir())  # a path such as memory:/name would be that of a local file
 
 
-def test_the_content_of_a_file(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "file.bin"
-    content = bytes(range(256)) * 100
+def test_the_content_of_a_file(place):
+    place.mkdir(parents=True, exist_ok=True)
+    path, content = place / "file.bin", bytes(range(256)) * 100
     write_file(path, content)
     assert file_size(path) == len(content)
     assert path.read_bytes() == local_file(path).read_bytes() == content
     with open_file(path) as file:
         file.seek(-10, 2)
         assert file.read() == content[-10:]
+    cached = check_location("path", f"filecache::{path}") if isinstance(place, RemotePath) else path
+    for each, (begin, end) in itertools.product((path, cached), ((2, 5), (0, 25_600), (25_000, 30_000))):
+        assert read_range(each, begin, end) == content[begin:end]
     write_file(path, b"new")
     assert path.read_bytes() == local_file(path).read_bytes() == b"new"
     with pytest.raises(FileNotFoundError):
         path.with_name("other").read_bytes()
-
-
-def test_ranges_of_a_file(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / "ranges", b"0123456789")
-    cached = (
-        check_location("path", f"filecache::{folder}/ranges") if isinstance(folder, RemotePath) else folder / "ranges"
-    )
-    for path in (folder / "ranges", cached):
-        assert [read_range(path, *places) for places in ((2, 5), (0, 10), (7, 12))] == [b"234", b"0123456789", b"789"]
-
-
-def test_visible_files_a_folder(folder):
-    for name in ("b.txt", "a/c.txt", ".hidden", "a/.d/e.txt", "f.txt.0.partial"):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, b"content")
-    assert visible_files(folder) == [folder / "a/c.txt", folder / "b.txt"]
-
-
-def test_a_pickled_path(s3):
-    path = check_location("path", "s3://bucket/pickled")
-    write_file(path, b"content")
-    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"content"
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -116,120 +99,13 @@ def test_a_path_in_another_process(s3, context):
     path = check_location("path", "s3://bucket/shared")
     write_file(path, b"content")
     here = local_file(path)
+    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"content"
     with multiprocessing.get_context(context).Pool(1) as pool:
         assert pool.apply(_read, (path,)) == (b"content", here)
 
 
 def _read(path):
     return path.read_bytes(), local_file(path)
-
-
-def test_a_copy_is_downloaded_once_and_kept(s3):
-    path = check_location("path", "filecache::s3://bucket/copied")
-    write_file(path, b"old")
-    old = local_file(path)
-    requests = len(s3.requests)
-    assert path.read_bytes() == b"old"
-    assert ("GET", "/bucket/copied") not in s3.requests[requests:]
-    write_file(path, b"new")
-    assert (path.read_bytes(), old.read_bytes()) == (b"new", b"old")
-
-
-def test_the_folder_of_copies(monkeypatch, tmp_path):
-    from fsspec.config import conf
-
-    assert remote.cache_folder() == tmp_path / "cache" / "seqwarm_kernels" / "files"
-    monkeypatch.setitem(conf, "filecache", {"cache_storage": str(tmp_path / "elsewhere")})
-    path = check_location("path", "memory://bucket/elsewhere")
-    write_file(path, b"content")
-    assert tmp_path / "elsewhere" in local_file(path).parents
-
-
-def test_a_folder_of_copies_that_cannot_be_used_is_named(monkeypatch, tmp_path):
-    """And not the file at the URL, which is there."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    path = check_location("path", "memory://bucket/uncached.bin")
-    write_file(path, bytes(100))
-    with pytest.raises(ChunkError, match=f"{path}: cannot be read: .*Not a directory: '{tmp_path}/file/"):
-        TokenSource(path, end_token=0)
-
-
-@pytest.mark.parametrize("prefix", ["", "filecache::"])
-def test_a_file_in_a_zip_file_at_a_url(tmp_path, prefix):
-    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
-        file.writestr("folder/a.txt", "first\nsecond\n")
-    write_file(check_location("path", "memory://bucket/texts.zip"), (tmp_path / "texts.zip").read_bytes())
-    source = ChunkSource(f"{prefix}zip://folder/a.txt::memory://bucket/texts.zip", shuffle=False)
-    assert list(source) == ["first", "second"]
-
-
-@pytest.mark.parametrize("kind", ["500", "cut", "slow"])  # of short answers: tests/faults
-def test_faults_that_pass(s3, kind):
-    path = check_location("path", f"s3://bucket/fault-{kind}")
-    content = bytes(range(256)) * 400
-    write_file(path, content)
-    for use in (path.read_bytes, lambda: local_file(path).read_bytes(), lambda: open_file(path).read()):
-        with s3.fail(kind, path.name):
-            assert use() == content
-            assert s3.faults_left == 0
-
-
-@pytest.mark.parametrize("kind", ["500", "cut"])
-def test_faults_that_stay(s3, kind, monkeypatch):
-    path = check_location("path", "s3://bucket/broken")
-    write_file(path, b"content" * 100)
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
-    for use in (path.read_bytes, lambda: local_file(path)):
-        with s3.fail(kind, "broken", times=1000), pytest.raises(OSError, match="2 attempts failed, the last with"):
-            use()
-    assert local_file(path).read_bytes() == b"content" * 100
-
-
-def test_a_store_that_cannot_be_reached_is_not_an_empty_folder(s3, monkeypatch):
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    path = check_location("path", "s3://bucket/nothing")
-    assert not path.exists()
-    folder = check_location("path", "s3://bucket/unread")
-    write_chunks(["a"], folder, progress=False)
-    for use, error, method in (
-        (path.exists, OSError, "HEAD"),
-        (path.is_dir, OSError, "HEAD"),
-        (lambda: ChunkSource(path), ChunkError, "HEAD"),
-        (lambda: ChunkSource(folder), ChunkError, "GET"),
-    ):
-        with s3.fail("500", "n", method=method, times=1000), pytest.raises(error, match="3 attempts failed"):
-            use()
-
-
-def test_a_failed_write_leaves_the_old_file(s3, monkeypatch):
-    path = check_location("path", "s3://bucket/written")
-    write_file(path, b"old")
-    with s3.fail("500", "written", method="PUT", times=1000), pytest.raises(OSError, match="3 attempts failed"):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"old"
-    with s3.fail("500", "written", method="PUT"):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"new"
-
-
-def test_stores_that_are_not_atomic_rename(monkeypatch):
-    monkeypatch.setattr(remote, "_OBJECT_STORES", set())
-    folder = check_location("folder", f"memory://bucket/{uuid.uuid4().hex}")
-    write_file(folder / "file", b"content")
-    assert [(path.name, path.read_bytes()) for path in visible_files(folder)] == [("file", b"content")]
-    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.mv", lambda *arguments: 1 / 0)
-    with pytest.raises(OSError, match="ZeroDivisionError"):
-        write_file(folder / "file", b"new")
-    assert [(path.name, path.read_bytes()) for path in visible_files(folder)] == [("file", b"content")]
-
-
-def test_a_bucket_is_not_created(s3):
-    folder = check_location("folder", "s3://another-bucket/a/b")
-    folder.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(FileNotFoundError, match="s3://another-bucket/a/b/file"):
-        write_file(folder / "file", b"content")
 
 
 @pytest.mark.parametrize("value", ["nothing://a/b", 5, b"s3://a/b"])
@@ -248,19 +124,229 @@ def test_a_missing_package(monkeypatch):
     assert check_location("paths", "a/b") == Path("a/b")
 
 
-def test_local_paths():
-    for value in ("/a/b", "file:///a/b", "local:///a/b", Path("/a/b")):
-        assert check_location("path", value) == Path("/a/b")
-
-
-def test_a_path_of_universal_pathlib(tmp_path):
+def test_which_paths_are_local(tmp_path):
     import upath
 
+    for value in ("/a/b", "file:///a/b", "local:///a/b", Path("/a/b")):
+        assert check_location("path", value) == Path("/a/b")
     place = upath.UPath("s3://bucket/file", anon=True)
     assert check_location("path", place) == RemotePath(place)
     assert check_location("path", upath.UPath(tmp_path)) == check_location("path", f"file://{tmp_path}") == tmp_path
-
-
-def test_other_stores_are_named_with_their_host():
     path = check_location("path", "sftp://host/folder/file")
     assert [str(each) for each in (path, path.parent)] == ["sftp://host/folder/file", "sftp://host/folder"]
+
+
+# ---- local copies
+
+
+def test_a_copy_is_downloaded_once_and_kept(s3):
+    path = check_location("path", "filecache::s3://bucket/copied")
+    write_file(path, b"old")
+    old = local_file(path)
+    requests = len(s3.requests)
+    assert path.read_bytes() == b"old"
+    assert ("GET", "/bucket/copied") not in s3.requests[requests:]
+    write_file(path, b"new")
+    assert (path.read_bytes(), old.read_bytes()) == (b"new", b"old")
+
+
+def test_the_folder_of_copies(monkeypatch, tmp_path):
+    """One that cannot be used is named, and not the file at the URL, which is there."""
+    from fsspec.config import conf
+
+    assert remote.cache_folder() == tmp_path / "cache" / "seqwarm_kernels" / "files"
+    path = check_location("path", f"memory://bucket/{uuid.uuid4().hex}")
+    write_file(path, bytes(100))
+    with monkeypatch.context() as patch:
+        patch.setitem(conf, "filecache", {"cache_storage": str(tmp_path / "elsewhere")})
+        assert tmp_path / "elsewhere" in local_file(path).parents
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ChunkError, match=f"{path}: cannot be read: .*Not a directory: '{tmp_path}/file/"):
+        TokenSource(path, end_token=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "filecache::"])
+def test_a_file_in_a_zip_file_at_a_url(tmp_path, prefix):
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
+        file.writestr("folder/a.txt", "first\nsecond\n")
+    write_file(check_location("path", "memory://bucket/texts.zip"), (tmp_path / "texts.zip").read_bytes())
+    source = ChunkSource(f"{prefix}zip://folder/a.txt::memory://bucket/texts.zip", shuffle=False)
+    assert list(source) == ["first", "second"]
+
+
+# ---- faults of the server; of short answers: tests/faults
+
+
+@pytest.mark.parametrize("kind", ["500", "cut", "slow"])
+def test_faults_that_pass(s3, kind):
+    path, content = check_location("path", f"s3://bucket/fault-{kind}"), bytes(range(256)) * 400
+    write_file(path, content)
+    for use in (path.read_bytes, lambda: local_file(path).read_bytes(), lambda: open_file(path).read()):
+        with s3.fail(kind, path.name):
+            assert use() == content
+            assert s3.faults_left == 0
+
+
+@pytest.mark.parametrize("kind", ["500", "cut"])
+def test_faults_that_stay(s3, kind, monkeypatch):
+    path = check_location("path", "s3://bucket/broken")
+    write_file(path, b"content" * 100)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    for use in (path.read_bytes, lambda: local_file(path)):
+        with s3.fail(kind, "broken", times=1000), pytest.raises(OSError, match="2 attempts failed, the last with"):
+            use()
+    assert local_file(path).read_bytes() == b"content" * 100
+
+
+def test_a_store_that_cannot_be_reached_is_not_an_empty_folder(s3, monkeypatch):
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    path, written = (check_location("path", f"s3://bucket/{name}") for name in ("nothing", "unread"))
+    assert not path.exists()
+    write_chunks(["a"], written, progress=False)
+    for use, error, method in (
+        (path.exists, OSError, "HEAD"),
+        (path.is_dir, OSError, "HEAD"),
+        (lambda: ChunkSource(path), ChunkError, "HEAD"),
+        (lambda: ChunkSource(written), ChunkError, "GET"),
+    ):
+        with s3.fail("500", "n", method=method, times=1000), pytest.raises(error, match="2 attempts failed"):
+            use()
+
+
+def test_a_failed_write_leaves_the_old_file(s3):
+    path = check_location("path", "s3://bucket/written")
+    write_file(path, b"old")
+    with s3.fail("500", "written", method="PUT", times=1000), pytest.raises(OSError, match="2 attempts failed"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    with s3.fail("500", "written", method="PUT"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_stores_that_are_not_atomic_rename(monkeypatch):
+    monkeypatch.setattr(remote, "_OBJECT_STORES", set())
+    place = check_location("folder", f"memory://bucket/{uuid.uuid4().hex}")
+    write_file(place / "file", b"content")
+    assert [(path.name, path.read_bytes()) for path in visible_files(place)] == [("file", b"content")]
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.mv", lambda *arguments: 1 / 0)
+    with pytest.raises(OSError, match="ZeroDivisionError"):
+        write_file(place / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in visible_files(place)] == [("file", b"content")]
+
+
+def test_a_bucket_is_not_created(s3):
+    place = check_location("folder", "s3://another-bucket/a/b")
+    place.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(FileNotFoundError, match="s3://another-bucket/a/b/file"):
+        write_file(place / "file", b"content")
+
+
+# ---- sources and writers
+
+
+@pytest.fixture(scope="module")
+def url(s3):
+    """The items of `folder` on the S3 server."""
+    url = "s3://bucket/chunks"
+    write_chunks(TEXTS, url, 100, length_fn=len)
+    return url
+
+
+@pytest.mark.parametrize("read", [0, 350, 1003])
+def test_a_state_of_a_local_folder_is_one_of_its_copy(folder, url, read):
+    local, copy = (ChunkSource(place, buffer_chunks=2) for place in (folder, url))
+    iterator = iter(local)
+    list(itertools.islice(iterator, read))
+    copy.load_state_dict(through_json(local.state_dict()))
+    assert list(copy) == list(iterator if read < 1003 else local)
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a%20b", "a?b=c&d", "ü[*]"])
+def test_names_with_special_characters(s3, name):
+    url = f"s3://bucket/{name}"
+    write_chunks(["x", "y", "z"], url, 2, length_fn=len)
+    source = ChunkSource(url, shuffle=False, with_lengths=True)
+    assert list(source) == [("x", 1), ("y", 1), ("z", 1)]
+    assert list(ChunkSource(visible_files(url)[1])) == ["x", "y"]
+    path = check_location("path", f"{url}/{name}.bin")
+    write_file(path, bytes([5, 0, 7, 0, 6, 0, 7, 0]))
+    assert TokenSource(path, end_token=7).lengths().tolist() == [2, 2]
+    assert path in visible_files(url)
+
+
+def test_faults_that_stay_name_the_file(s3, url, monkeypatch):
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    source = ChunkSource(url, shuffle=False)
+    iterator = iter(source)
+    before = list(itertools.islice(iterator, 350))
+    with s3.fail("500", "chunk-000004", times=100), pytest.raises(ChunkError, match=f"{url}/chunk-000004"):
+        before += iterator
+    assert before + list(source) == TEXTS
+
+
+def test_damaged_and_missing_files_are_named(s3):
+    copy = check_location("copy", "s3://bucket/damaged")
+    write_chunks(TEXTS[:450], copy, 100)
+    damaged = copy / "chunk-000003.txt.gz"
+    for damage in (lambda: write_file(damaged, damaged.read_bytes()[:-10]), lambda: remove(damaged)):
+        damage()
+        with pytest.raises(ChunkError, match=str(damaged)):
+            list(ChunkSource(copy))
+    with pytest.warns(UserWarning, match=f"skipped: {damaged}"):
+        assert list(ChunkSource(copy, shuffle=False, on_error="skip")) == TEXTS[:300] + TEXTS[400:450]
+    remove(copy / "manifest.json")
+    for place, named in (
+        (copy, f"{copy}/manifest.json: "),
+        (f"{copy}/a.txt", f"{copy}/a.txt: "),
+        (f"{copy}/b", "paths"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            ChunkSource(place)
+
+
+def test_writing_goes_on_where_it_stopped(s3):
+    def broken():
+        yield from TEXTS[:350]
+        raise KeyboardInterrupt
+
+    url = "s3://bucket/interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        write_chunks(broken(), url, 100, length_fn=len)
+    with pytest.raises(ValueError, match=f"finished {url}"):
+        ChunkSource(url)
+    written = len(s3.requests)
+    with s3.fail("500", "chunk-000005", method="PUT"):
+        manifest = write_chunks(TEXTS[:620], url, 100, length_fn=len)
+    put = [path for method, path in s3.requests[written:] if method == "PUT"]
+    assert "/bucket/interrupted/chunk-000002.txt.gz" not in put
+    assert list(ChunkSource(url, shuffle=False)) == TEXTS[:620]
+    assert manifest.items == 620
+
+
+# ---- reading ahead
+
+
+def test_read_ahead_is_bounded_and_in_order():
+    begun = []
+    results = read_ahead(lambda number: (begun.append(number), number)[1], range(20), 3)
+    assert next(results) == 0
+    time.sleep(0.05)
+    assert len(begun) <= 4
+    assert list(results) == list(range(1, 20))
+
+
+def test_read_ahead_stops_when_it_is_closed():
+    def read(number):
+        started.append(number)
+        hold.wait(5)
+
+    started, hold = [], threading.Event()
+    results = read_ahead(read, itertools.count(), 2)
+    threading.Timer(0.05, hold.set).start()
+    next(results)
+    results.close()
+    count = len(started)
+    time.sleep(0.05)
+    assert len(started) == count

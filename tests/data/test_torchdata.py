@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,9 +138,17 @@ def test_tokenizing_before_planning():
     assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
 
 
-def test_epochs_of_a_node():
-    source = NodeSource(nodes.IterableWrapper(ListSource(ITEMS)))
-    stream, plain = LengthBatchStream(source, BatchPlanner(128), window=50), make_batches("stream")
+@pytest.mark.parametrize("ends_with", ["next", "end"])
+def test_epochs_of_a_node(ends_with):
+    """Alone, and in a stream."""
+
+    def make():
+        return NodeSource(nodes.IterableWrapper(ListSource(ITEMS, ends_with)))
+
+    source, plain = make(), ListSource(ITEMS)
+    for _ in range(2):
+        assert list(source) == list(plain)
+    stream, plain = LengthBatchStream(make(), BatchPlanner(128), window=50), make_batches("stream")
     for _ in range(2):
         assert list(stream) == list(plain)
 
@@ -183,18 +192,23 @@ def test_a_split_by_rank():
     assert NodeSource(nodes.IterableWrapper(ListSource(ITEMS))).world_size == 1
 
 
-def test_python_ends_while_batches_are_fetched_ahead(tmp_path):
-    """A thread in torch's code at that moment would abort the process."""
+def test_python_ends_while_batches_are_fetched_ahead():
+    """A thread in torch's code at that moment aborts the process. torchdata waits for half a second."""
     program = """
+import time
 import torch
 from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, SequenceSource
 from seqwarm_kernels.data.torchdata_nodes import batch_loader
 
+def prepare(items):
+    end = time.monotonic() + 0.8
+    while time.monotonic() < end:
+        torch.ones(1000, 1000).sum(0)
+    return {"input_ids": torch.ones(1, 1)}
+
 stream = LengthBatchStream(SequenceSource([1] * 100, infinite=True), BatchPlanner(10), length=int, window=100)
-loader = batch_loader(stream, lambda items: {"input_ids": torch.ones(3000, 3000).sum(0)[None, :1]}, num_workers=2)
-for number, _ in enumerate(loader):
-    if number == 2:
-        break
+next(iter(batch_loader(stream, prepare, num_workers=2)))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,3 +1,6 @@
+"""Chunk files are written whole, once, and the same after an interruption; others are not overwritten."""
+
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -7,12 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data import ChunkSource, ParquetSource
+from seqwarm_kernels.data import ChunkSource
 from seqwarm_kernels.data.files import compression
 from seqwarm_kernels.data.files.manifest import Manifest
 from seqwarm_kernels.data.files.reader import ChunkError, read_chunk
 from seqwarm_kernels.data.files.writer import write_chunks
 from seqwarm_kernels.utils import files
+
+from ..support.tiers import examples
 
 COMPRESSIONS = ["none", "gz", "zst"]
 
@@ -38,6 +43,7 @@ def test_items_are_read_as_they_were_written(tmp_path, kind):
     assert not list(tmp_path.glob("*.partial"))
 
 
+@examples(30)
 @given(items=st.lists(st.text(st.characters(codec="utf-8"))), size=st.integers(1, 5))
 @example(items=["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"], size=1)  # byte order marks
 def test_any_lines_are_read_as_written(tmp_path_factory, items, size):
@@ -60,6 +66,7 @@ JSON = st.recursive(
 )
 
 
+@examples(30)
 @given(items=st.lists(JSON, min_size=1), size=st.integers(1, 5))
 def test_any_json_is_read_as_written(tmp_path_factory, items, size):
     folder = tmp_path_factory.mktemp("chunks")
@@ -102,13 +109,6 @@ def test_continues_after_an_error_in_the_items(tmp_path):
     assert read_all(tmp_path) == list(items(False))
 
 
-WRITE = """
-import sys
-from seqwarm_kernels.data import write_chunks
-write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.argv[1], 100, length_fn=len)
-"""
-
-
 def test_an_unfinished_file_of_a_killed_run_is_ignored(tmp_path):
     (tmp_path / "manifest.json.partial").write_bytes(b"{")
     write_chunks(["a"], tmp_path)
@@ -136,6 +136,13 @@ def test_files_have_the_permissions_of_any_other(tmp_path):
     files.write_atomically(tmp_path / "atomic", b"")
     (tmp_path / "plain").write_bytes(b"")
     assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+WRITE = """
+import sys
+from seqwarm_kernels.data import write_chunks
+write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.argv[1], 100, length_fn=len)
+"""
 
 
 @pytest.mark.slow
@@ -170,16 +177,27 @@ def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_
     assert ChunkSource(tmp_path).lengths().tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\x93NUMPY", "truncated", "of another size", "of floats"])
-def test_damaged_lengths_are_counted_again(tmp_path, damaged):
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "problem"),
+    [
+        *((content, "cannot be read") for content in (b"", b"\x93NUMPY", b"PAR1 and more", None)),
+        (npy(np.array([1, 2], np.uint32))[:-4], "must hold 2 lengths"),
+        (npy(np.zeros(3, np.uint32)), r"must hold 2 lengths, .* \(3,\)"),
+        (npy(np.array([7.5, 9.0])), "must hold 2 lengths"),
+    ],
+)
+def test_damaged_lengths_are_named_and_counted_again(tmp_path, damaged, problem):
     write_chunks(["a", "bb"], tmp_path, length_fn=len)
     path = tmp_path / "chunk-000000.lengths.npy"
-    if isinstance(damaged, bytes):
-        path.write_bytes(damaged)
-    elif damaged == "truncated":
-        path.write_bytes(path.read_bytes()[:-4])
-    else:
-        np.save(path, np.array([1, 2, 3], np.uint32) if "size" in damaged else np.array([7.5, 9.0]))
+    path.unlink() if damaged is None else path.write_bytes(damaged)
+    with pytest.raises(ChunkError, match=f"{path}: {problem}"):
+        ChunkSource(tmp_path).lengths()
     write_chunks(["a", "bb"], tmp_path, length_fn=len)
     assert ChunkSource(tmp_path).lengths().tolist() == [1, 2]
 
@@ -195,28 +213,23 @@ def test_lengths_of_another_function_of_the_same_name_are_rejected(tmp_path, ind
     assert ChunkSource(tmp_path).lengths().tolist() == before
 
 
-@pytest.mark.parametrize(
-    ("items", "named"),
-    [
-        (["x", "b", "c"], "chunk-000000"),
-        (["a", "b"], "chunk-000001"),
-        (["a", "b", "c", "d"], "chunk-000001"),
-    ],
-)
-def test_other_items_are_rejected(tmp_path, items, named):
+def test_other_items_are_rejected(tmp_path):
     """States of sources of the folder stay valid."""
     write_chunks(["a", "b", "c"], tmp_path, 2)
     state = ChunkSource(tmp_path).state_dict()
-    with pytest.raises(ValueError, match=named):
-        write_chunks(items, tmp_path, 2)
-    assert read_all(tmp_path) == ["a", "b", "c"]
-    ChunkSource(tmp_path).load_state_dict(state)
-
-
-def test_a_finished_folder_takes_no_more_chunks(tmp_path):
-    write_chunks(["a", "b"], tmp_path, 2)
+    for items, named in (
+        (["x", "b", "c"], "chunk-000000"),
+        (["a", "b"], "chunk-000001"),
+        (["a", "b", "c", "d"], "chunk-000001"),
+        (["a", "b", "c"] * 2, "chunk-000001"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            write_chunks(items, tmp_path, 2)
+        assert read_all(tmp_path) == ["a", "b", "c"]
+        ChunkSource(tmp_path).load_state_dict(state)
+    write_chunks(["a", "b"], tmp_path / "full", 2)
     with pytest.raises(ValueError, match="finished"):
-        write_chunks(["a", "b", "c"], tmp_path, 2)
+        write_chunks(["a", "b", "c"], tmp_path / "full", 2)
 
 
 @pytest.mark.parametrize(
@@ -319,47 +332,18 @@ def test_zst_without_its_package(tmp_path, monkeypatch):
             use()
 
 
-SETTINGS = '"format": "text", "compression": "gz", "items_per_chunk": 1, "length_fn": null'
+CHUNKS = '{{"format": "text", "compression": "gz", "items_per_chunk": 1, "length_fn": null, "chunks": {}}}'
+ENTRIES = [
+    "5",
+    *(
+        f'[{{"file": "chunk-000000.txt.gz", {entry}}}]'
+        for entry in ('"items": null, "bytes": 5', '"items": 5, "bytes": 0')
+    ),
+]
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"format": "text"}', f'{{{SETTINGS}, "chunks": 5}}'])
+@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"format": "text"}', *map(CHUNKS.format, ENTRIES)])
 def test_an_invalid_manifest(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(ValueError, match=r"manifest\.json: invalid manifest"):
         Manifest.read(tmp_path)
-
-
-def test_invalid_lengths(tmp_path):
-    write_chunks(["a", "b"], tmp_path, length_fn=len)
-    np.save(tmp_path / "chunk-000000.lengths.npy", np.zeros(3, np.uint32))
-    with pytest.raises(ChunkError, match=r"lengths\.npy: must hold 2 lengths, .* of shape \(3,\)"):
-        ChunkSource(tmp_path).lengths()
-    (tmp_path / "chunk-000000.lengths.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read"):
-        ChunkSource(tmp_path).lengths()
-    (tmp_path / "chunk-000000.lengths.npy").write_bytes(b"PAR1 and more")
-    with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read: the magic string is not correct"):
-        ChunkSource(tmp_path).lengths()
-    (tmp_path / "chunk-000000.lengths.npy").unlink()
-    with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read: No such file or directory$"):
-        ChunkSource(tmp_path).lengths()
-
-
-def test_parquet_files_of_items_of_another_kind_are_kept(tmp_path):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    write_chunks(["a b", "c d", "e"], tmp_path, 2, format="parquet")
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="other items"):
-        write_chunks([[1, 2], [3], [4]], tmp_path, 2, format="parquet")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("items", [["a", "b", [1], [2]], [[1], [2], "a", "b"], ["a", [1]]])
-def test_texts_and_tokens_in_one_call(tmp_path, items):
-    """A source cannot read both. It was found when the chunks were read."""
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    with pytest.raises(TypeError, match="items must be all texts or all lists of ints for format 'parquet', got"):
-        write_chunks(items, tmp_path, 2, format="parquet")
-    assert len(list(tmp_path.glob("*.parquet"))) == len(items) // 2 - 1
-    with pytest.raises(ValueError, match=r"has not finished|has none"):
-        ParquetSource(tmp_path)

@@ -5,8 +5,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import MDSSource, MegatronSource, TokenSource
-
 from ..support.stand_ins import stand_ins
 
 END = 7  #: token at the end of each document
@@ -98,21 +96,13 @@ def write_mds(folder, made, *, encoding="ndarray:uint16", size_limit=5_000, othe
     return out
 
 
-def token_source(folder, made, **settings):
-    return TokenSource(write_flat(folder, made), end_token=END, **settings)
+def write_merged_mds(folder, parts, **options):
+    """A folder for each part, and an index of all of them, as mosaicml-streaming makes it."""
+    need_mds()
+    from streaming.base.util import merge_index
 
-
-def ends_source(folder, made, **settings):
-    return TokenSource(write_npy(folder, made), document_ends=ends(made), **settings)
-
-
-def megatron_source(folder, made, **settings):
-    return MegatronSource(write_megatron(folder, made), **settings)
-
-
-def mds_source(folder, made, **settings):
-    return MDSSource(folder / "mds" if (folder / "mds").exists() else write_mds(folder, made), **settings)
-
-
-#: A function of a folder and documents for each format, which writes the file if needed and opens a source.
-SOURCES = {"flat": token_source, "ends": ends_source, "megatron": megatron_source, "mds": mds_source}
+    for number, part in enumerate(parts):
+        (folder / f"part{number}").mkdir(parents=True)
+        write_mds(folder / f"part{number}", part, **options).rename(folder / str(number))
+    merge_index(str(folder), keep_local=True)
+    return folder

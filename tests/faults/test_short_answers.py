@@ -13,8 +13,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from seqwarm_kernels.data import (
     ChunkSource,
-    MDSSource,
-    MegatronSource,
     ParquetSource,
     TokenSource,
     count_lengths,
@@ -32,7 +30,8 @@ from seqwarm_kernels.data.files.remote import (
     write_file,
 )
 
-from ..data.token_files import END, documents, ends, write_flat, write_llm_c, write_mds, write_megatron, write_npy
+from ..data.data_sets import FORMATS
+from ..data.token_files import END, documents, ends, write_llm_c, write_npy
 from .mutations import refusal_of
 
 TEXTS = [f"item {number}" for number in range(40)]
@@ -95,72 +94,60 @@ def store(monkeypatch, tmp_path):
     Store.store.clear()
 
 
-def uploaded(folder):
-    """The URL of a copy of a local folder."""
-    url = f"short://bucket/{uuid.uuid4().hex}"
-    for path in visible_files(folder):
-        write_file(check_location("path", f"{url}/{path.relative_to(folder)}"), path.read_bytes())
-    return url
-
-
-def write_text(folder, **options):
+def write_texts(folder, **options):
     write_chunks(TEXTS, folder, 15, length_fn=len, **options)
-
-
-def write_parquet(folder):
-    pytest.importorskip("pyarrow")
-    write_text(folder, format="parquet")
+    return folder
 
 
 def write_counted_parquet(folder):
     pytest.importorskip("pyarrow")
     write_chunks(TEXTS, folder, 15, format="parquet")
     count_lengths(folder, len)
+    return folder
 
 
-def write_tokens(write):
-    def written(folder):
-        made = documents(30)
-        np.save(folder / "ends.npy", ends(made))
-        write(folder, made)
-
-    return written
+def write_ends(folder):
+    np.save(folder / "ends.npy", ends(DOCUMENTS))
+    return write_npy(folder, DOCUMENTS)
 
 
-def lines(suffix):
-    """Opens the chunk files as a list, without their manifest."""
-    return lambda url: ChunkSource([f"{url}/chunk-{number:06d}{suffix}" for number in range(3)])
+def lines(path):
+    """Opens chunk files as a list, without their manifest."""
+    return ChunkSource([path / f"chunk-{number:06d}.txt.gz" for number in range(3)])
 
 
-#: For each kind of source, functions that write the files into a folder and that open the source there.
+DOCUMENTS = documents(30)
+#: By name: writes files into a folder and returns their path, and opens the source there.
 CASES = {
-    "text": (lambda folder: write_text(folder, compression="none"), lines(".txt")),
-    "gzip": (write_text, lines(".txt.gz")),
-    "jsonl": (lambda folder: write_text(folder, compression="none", format="jsonl"), lines(".jsonl")),
-    "chunks": (write_text, lambda url: ChunkSource(url, with_lengths=True)),
-    "parquet": (write_parquet, lambda url: ParquetSource(url, "text", length_column="length", with_lengths=True)),
-    "counted parquet": (write_counted_parquet, lambda url: ParquetSource(url, with_lengths=True)),
-    "flat": (write_tokens(write_flat), lambda url: TokenSource(f"{url}/train.bin", end_token=END)),
-    "llm.c": (write_tokens(write_llm_c), lambda url: TokenSource(f"{url}/train_000.bin", end_token=END)),
-    "npy": (write_tokens(write_npy), lambda url: TokenSource(f"{url}/train.npy", document_ends=f"{url}/ends.npy")),
-    "megatron": (write_tokens(write_megatron), lambda url: MegatronSource(f"{url}/train")),
-    "mds": (write_tokens(write_mds), lambda url: MDSSource(f"{url}/mds")),
-    "gzipped mds": (
-        write_tokens(lambda folder, made: write_mds(folder, made, compression="gz")),
-        lambda url: MDSSource(f"{url}/mds"),
-    ),
+    "lines": (write_texts, lines),
+    "texts": (write_texts, lambda path: ChunkSource(path, with_lengths=True)),
+    "counted parquet": (write_counted_parquet, lambda path: ParquetSource(path, with_lengths=True)),
+    "ends": (write_ends, lambda path: TokenSource(path, document_ends=path.with_name("ends.npy"))),
+    "llm.c": (lambda folder: write_llm_c(folder, DOCUMENTS), lambda path: TokenSource(path, end_token=END)),
+    **{
+        name: (lambda folder, write=write: write(folder, DOCUMENTS), open_source)
+        for name, (write, open_source) in FORMATS.items()
+        if name not in ("sequence", "stream", "npy")
+    },
 }
 
 
 @pytest.fixture(params=CASES)
 def case(request, tmp_path):
-    """The URL of files, the function that opens their source, and the source's items."""
+    """The URL of a copy of files, a function that opens a source of it at a URL with a prefix, and its items."""
     write, open_source = CASES[request.param]
     folder = tmp_path / "files"
     folder.mkdir()
-    write(folder)
-    url = uploaded(folder)
-    return url, open_source, items_of(open_source(folder))
+    path = write(folder)
+    url = f"short://bucket/{uuid.uuid4().hex}"
+    for file in visible_files(folder):
+        write_file(check_location("path", f"{url}/{file.relative_to(folder)}"), file.read_bytes())
+    inner = "" if path == folder else f"/{path.relative_to(folder)}"
+
+    def open_at(prefix):
+        return open_source(check_location("path", f"{prefix}{url}{inner}"))
+
+    return url, open_at, items_of(open_source(path))
 
 
 def items_of(source):
@@ -181,25 +168,25 @@ def counted():
 
 @pytest.mark.parametrize("prefix", ["", "filecache::"])
 def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix):
-    url, open_source, right = case
+    _, open_at, right = case
     count, store.next_answers = counted()
-    assert items_of(open_source(prefix + url)) == right
+    assert items_of(open_at(prefix)) == right
     for number in range(len(count)):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
         store.next_answers = iter([None] * number + [half])
-        assert items_of(open_source(prefix + url)) == right
+        assert items_of(open_at(prefix)) == right
         assert next(store.next_answers, "none is left") == "none is left"
-        assert items_of(open_source(prefix + url)) == right  # of the copies that were kept
+        assert items_of(open_at(prefix)) == right  # of the copies that were kept
 
 
 @pytest.mark.parametrize("prefix", ["", "filecache::"])
 def test_a_file_that_is_always_short_is_named(case, store, monkeypatch, tmp_path, prefix):
-    url, open_source, right = case
+    url, open_at, right = case
     refusals = []
     for number, path in enumerate(visible_files(url)):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
         store.broken_file, store.cut_answers = store._strip_protocol(str(path)), 0
-        refusal = refusal_of(lambda: items_of(open_source(prefix + url)))
+        refusal = refusal_of(lambda: items_of(open_at(prefix)))
         assert (refusal is None) == (store.cut_answers == 0)  # not all files are read
         if refusal is not None:
             assert str(path) in refusal
@@ -207,18 +194,18 @@ def test_a_file_that_is_always_short_is_named(case, store, monkeypatch, tmp_path
             refusals.append(refusal)
     assert refusals
     store.broken_file = None
-    assert items_of(open_source(prefix + url)) == right
+    assert items_of(open_at(prefix)) == right
 
 
 def test_a_short_copy_of_an_earlier_run_is_made_again(case):
-    url, open_source, right = case
-    assert items_of(open_source(f"filecache::{url}")) == right
+    url, open_at, right = case
+    assert items_of(open_at("filecache::")) == right
     sizes = {file_size(path) for path in visible_files(url)}
     copies = [path for path in remote.cache_folder().rglob("*") if path.is_file() and path.stat().st_size in sizes]
     assert copies
     for copy in copies:
         os.truncate(copy, copy.stat().st_size // 2)
-    assert items_of(open_source(f"filecache::{url}")) == right
+    assert items_of(open_at("filecache::")) == right
 
 
 @pytest.fixture

@@ -85,8 +85,7 @@ TARGETS = [
     *_targets(
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
-        "data/test_planner.py data/test_packed.py data/test_counted_lengths.py data/test_pieces.py "
-        "data/test_prepare.py",
+        "data/test_planner.py data/test_packed.py data/test_batches.py data/test_budget.py data/test_pieces.py",
     ),
     *_targets(
         "seqwarm_kernels/resizing",

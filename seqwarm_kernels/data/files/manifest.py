@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from ...utils.checks import check_int
 from .compression import COMPRESSIONS
 from .reader import FORMATS, ChunkError, chunk_errors
 from .remote import AnyPath, write_file
@@ -59,6 +60,8 @@ class Manifest:
             for number, chunk in enumerate(manifest.chunks or ()):
                 if chunk.file != manifest.file_name(number):
                     raise ValueError(f"chunk {number} must be {manifest.file_name(number)!r}, got {chunk.file!r}")
+                check_int("items", chunk.items, minimum=1)
+                check_int("bytes", chunk.bytes, minimum=1)
             return manifest
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error

@@ -15,7 +15,7 @@ from ...utils.checks import check_choice, check_int
 from ..batch_planning.plan import IntArray
 from ..files.lengths import lengths_path, read_lengths
 from ..files.manifest import Manifest
-from ..files.reader import ChunkError, chunk_errors, format_of, read_chunk
+from ..files.reader import ChunkError, chunk_errors, format_of, read_chunk, reason_of
 from ..files.remote import AnyPath, PathLike, file_size
 from ..files.transfers import read_ahead
 from .base import PartSource, check_locations, fingerprint
@@ -100,7 +100,7 @@ class ChunkedSource(PartSource):
 class _File(NamedTuple):
     path: AnyPath
     items: int | None  #: None: known when it is read
-    bytes: int | None  #: None: the file cannot be reached
+    bytes: int | None  #: None: the store does not report it
     has_lengths: bool = False
 
     def __str__(self) -> str:
@@ -121,10 +121,11 @@ class ChunkSource(ChunkedSource):
         buffer_chunks: number of files that are in memory together and whose items are mixed.
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
         on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
-            of files, has another size than when the source was made. "raise" raises a `ChunkError`. "skip" skips the
-            file with a warning and records the reason in `skipped`. A state counts the items that could be read: do not
-            repair a file that was skipped in the open buffer before the state is restored. A state is rejected if the
-            size of a file in a list has changed, and not if one in a folder of `write_chunks` has.
+            of files, has another size than when the source was made. "raise" raises a `ChunkError`: for a missing file
+            of a list when the source is made, else when the file is read. "skip" skips the file with a warning and
+            records the reason in `skipped`. A state counts the items that could be read: do not repair a file that was
+            skipped in the open buffer before the state is restored. A state is rejected if the size of a file in a list
+            has changed, and not if one in a folder of `write_chunks` has.
         order: the options of `Order`.
 
     Raises:
@@ -145,9 +146,20 @@ class ChunkSource(ChunkedSource):
         found = check_locations("paths", paths, "a folder of write_chunks, or files")
         with chunk_errors(found[0]):
             is_folder = len(found) == 1 and found[0].is_dir()
-        files = _in_folder(found[0]) if is_folder else _listed(found)
+        files = _in_folder(found[0]) if is_folder else self._listed(found)
         # The names and sizes of the files: the folder may be moved, and no file is read.
         self._set_chunks(files, found, [(file.path.name, file.items, file.bytes) for file in files])
+
+    def _listed(self, paths: list[AnyPath]) -> list[_File]:
+        for path in paths:
+            format_of(path)
+        files = []
+        for found in read_ahead(_found, paths):
+            if isinstance(found, ChunkError):
+                self._skip(found)
+            else:
+                files.append(found)
+        return files
 
     def _check_has_lengths(self) -> None:
         if not self._chunks[0].has_lengths:
@@ -169,14 +181,10 @@ def _in_folder(folder: AnyPath) -> list[_File]:
     return [_File(folder / each.file, each.items, each.bytes, has_lengths) for each in manifest.finished(folder)]
 
 
-def _listed(paths: list[AnyPath]) -> list[_File]:
-    for path in paths:
-        format_of(path)
-    return [_File(path, None, size) for path, size in zip(paths, read_ahead(_size, paths), strict=True)]
-
-
-def _size(path: AnyPath) -> int | None:
+def _found(path: AnyPath) -> _File | ChunkError:
     try:
-        return file_size(path)
-    except OSError:  # a missing file may be skipped when it is read
-        return None
+        return _File(path, None, file_size(path))
+    except FileNotFoundError as error:
+        return ChunkError(path, None, f"cannot be read: {reason_of(error)}")
+    except OSError:
+        return _File(path, None, None)

@@ -1,4 +1,4 @@
-"""Processes that read a source are killed at random moments: they go on with the item after the last saved state."""
+"""Processes that read a source together, and processes that are killed: each document is served once."""
 
 import functools
 import json
@@ -7,19 +7,79 @@ import uuid
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
-from seqwarm_kernels.data import visible_files, write_chunks
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    ItemDataset,
+    LengthBatchStream,
+    PaddedCollator,
+    Prepare,
+    ResumableLoader,
+    visible_files,
+    write_chunks,
+)
 from seqwarm_kernels.data.files.remote import check_location
 from seqwarm_kernels.utils.files import write_atomically
 
 from ..support.kills import KILLS, assert_kills_change_nothing
+from ..support.ranks import join_group, leave_group, run_ranks
 from ..support.tiers import first_fast
-from .data_sets import FORMATS
+from .data_sets import FORMATS, NEEDS
 from .token_files import documents, need_mds, numbers
 
 EPOCHS = 2
 SAVED_AFTER = 17  #: items; few states are saved, so that most kills hit the reading. No size of a chunk is a multiple.
 DOCUMENTS = documents(600, longest=10)
+
+
+def written_as(name, folder):
+    if NEEDS.get(name) == "streaming":
+        need_mds()
+    return FORMATS[name][0](folder, DOCUMENTS)
+
+
+# ---- two ranks, each with workers
+
+
+def loader(name, path):
+    stream = LengthBatchStream(FORMATS[name][1](path), BatchPlanner(200), window=100, remainder="empty")
+    prepare = Prepare(PaddedCollator())
+    return ResumableLoader(DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=prepare, num_workers=2))
+
+
+def documents_of(batch):
+    rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [row[mask.bool()].tolist() for row, mask in rows if mask.any()]  # an empty batch has none
+
+
+def serve(rank, port, name, path, folder):
+    """An epoch, interrupted after some batches. Both ranks open the files at the same time, and search documents."""
+    join_group(rank, port)
+    first, seen = loader(name, path), []
+    for number, batch in enumerate(first):
+        seen += documents_of(batch)
+        if number == 4:
+            break
+    second = loader(name, path)
+    second.load_state_dict(first.state_dict())
+    for batch in second:
+        seen += documents_of(batch)
+    (folder / f"{rank}.json").write_text(json.dumps([numbers(seen), sum(map(len, seen))]))
+    leave_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_two_processes_see_every_document_once(tmp_path, name):
+    run_ranks(serve, name, written_as(name, tmp_path), tmp_path)
+    (one, tokens), (other, more) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert sorted(one + other) == list(range(len(DOCUMENTS)))
+    assert min(len(one), len(other)) > 100
+    assert tokens + more == sum(map(len, DOCUMENTS))
+
+
+# ---- kills
 
 
 def read(name, folder):
@@ -52,9 +112,7 @@ def assert_same_items(one, other):
 @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", first_fast(FORMATS))
 def test_kills(request, tmp_path, name, where, kills):
-    if name == "mds":
-        need_mds()
-    path, environment = FORMATS[name][0](tmp_path, DOCUMENTS), {}
+    path, environment = written_as(name, tmp_path), {}
     if where == "s3":
         if name in ("sequence", "stream"):
             pytest.skip("takes no path")
