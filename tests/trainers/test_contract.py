@@ -80,7 +80,7 @@ def assert_figures(logged, records):
 @each_case(CASES | dict(grid()), fast=CASES.keys() - {"flatten-accumulated", "packed-flatten", "segments-packed"})
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
-    assert len({*expected.lengths}) > 2
+    assert len({*expected.lengths}) > 1
     assert case.clip is None or min(expected.norms) > case.clip
     training = adapter(case, Model(), tmp_path)
     assert_equal(training.run(), expected)

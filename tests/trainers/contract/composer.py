@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from seqwarm_kernels.trainers.composer import Monitor, SeqLengthWarmup, TokenCounter
 
 from .adapter import Adapter
-from .cases import BATCH_SIZE, EPOCHS, ITEMS, LENGTH, LONGEST, SHORTEST, STEP_SIZE
+from .cases import BATCH_SIZE, EPOCHS, ITEMS, LENGTH, LONGEST, SHORTEST, STEP_SIZE, collate_packed
 from .oracle import Rule
 
 OPTIONS = {"mode", "keep_last_token", "boundaries"}
@@ -87,7 +87,8 @@ class Composer(Adapter):
         own = self.batches(is_evaluation=is_evaluation)
         size = BATCH_SIZE * (1 if is_evaluation else self.case.accumulate)
         sampler = DistributedSampler(own.dataset, num_replicas=1, rank=0, shuffle=False)
-        return DataLoader(own.dataset, size, sampler=sampler, collate_fn=own.collate_fn)
+        collate = collate_packed if self.case.is_packed else own.collate_fn  # Composer refuses batches with numbers
+        return DataLoader(own.dataset, size, sampler=sampler, collate_fn=collate)
 
     def fit(self, resume=None):
         self.logs, self.first = InMemoryLogger(), resume or 0

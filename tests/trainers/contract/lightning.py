@@ -86,7 +86,7 @@ class Lightning(Adapter):
     def logged(self):
         every = self.case.log_every
         records = [record for record in self.logs.records if "train_tokens" in record]
-        return {self.first + every * number: record for number, record in enumerate(records, 1)}
+        return {every * number: record for number, record in enumerate(records, self.first // every + 1)}
 
     def progress(self):
         return self.warmup.state_dict()["scheduler"]["progress"]
