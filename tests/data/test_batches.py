@@ -117,6 +117,7 @@ def test_each_epoch_has_another_order(make):
     assert sorted(numbers_of(first)) == sorted(numbers_of(second)) == list(range(700))
     assert [list(again), list(again)] == [first, second]
     assert list(make(window=100, seed=1)) != first
+    assert make is not sampler or batches.epoch == 2
 
 
 def test_progress(make):

@@ -335,6 +335,7 @@ def test_zst_without_its_package(tmp_path, monkeypatch):
 CHUNKS = '{{"format": "text", "compression": "gz", "items_per_chunk": 1, "length_fn": null, "chunks": {}}}'
 ENTRIES = [
     "5",
+    '[{"file": "../other.txt.gz", "items": 5, "bytes": 5}]',
     *(
         f'[{{"file": "chunk-000000.txt.gz", {entry}}}]'
         for entry in ('"items": null, "bytes": 5', '"items": 5, "bytes": 0')

@@ -253,6 +253,8 @@ def test_a_file_that_is_overwritten_while_it_is_read(path, store, read, new):
 def test_a_store_that_tells_no_size(path, store, read):
     store.tells_size = False
     assert READS[read](path) == bytes(range(100))
+    write_file(path.with_name("a.txt"), b"a\n")
+    assert list(ChunkSource(path.with_name("a.txt"))) == ["a"]
 
 
 def test_a_range_goes_on_after_a_short_answer(path, store):
