@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> Result:
     from ..utils.checks import check_matplotlib
 
     if arguments.figure is not None:
-        check_matplotlib()  # before the work
+        check_matplotlib()  # these two before the work, whose result is printed after the figure
+        arguments.figure.parent.mkdir(parents=True, exist_ok=True)
     with usage_errors():
         trial = None if arguments.trial else _demo_trial(arguments)
         configuration = SearchConfiguration(

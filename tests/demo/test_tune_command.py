@@ -92,6 +92,13 @@ def test_nothing_stable_is_exit_status_1_with_the_table(own, capsys):
     assert "no candidate was stable" in Path("tuning.md").read_text()
 
 
+def test_a_figure_that_cannot_be_written_is_seen_before_the_work(own, capsys):
+    pytest.importorskip("matplotlib")
+    Path("figures").touch()
+    assert run("--trial", f"{own}:mistaken", *OWN, "--figure", "figures/tuning.png") == 2
+    assert "figures" in capsys.readouterr().err
+
+
 def test_ctrl_c_prints_how_to_continue(own, capsys):
     assert run("--trial", f"{own}:stops", *OWN) == 130
     assert "--folder" in capsys.readouterr().err
