@@ -36,7 +36,7 @@ class Told:
     """What `resize_batch` does for one model: its options, the entries that the model takes, and those it must get.
 
     A model of transformers is run on four tokens, each in a segment of its own, to see whether it keeps them apart.
-    `boundaries="segment_length"`, and other models, are trusted.
+    Other models are trusted, and so is a forward that names `segment_length`.
 
     Args:
         options: Of `resize_batch`.
@@ -74,10 +74,11 @@ class Told:
         if mode == "segments":
             self.options["boundaries"] = self._told_by
             self.options.setdefault("keep_first_labels", not shifts_labels(next(iter(inner), model)))
-        if inner and self._told_by != "segment_length":
-            self._inner = inner
+        if inner and not (self._told_by == "segment_length" and "segment_length" in self._own):
             for each in inner:
                 _check_apart(model if by_rows else each, each, self.options)
+        if inner and self._told_by != "segment_length":
+            self._inner = inner
         else:
             are_read = self._takes_all or self._told_by == "position_ids"
             names = ("use_cache",) if are_read else ("use_cache", "position_ids")

@@ -377,6 +377,8 @@ SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
         (lambda: make("llama"), WINDOW, "window"),
         (lambda: make("bloom"), SEGMENTS, "position_ids"),
         (lambda: make("bloom"), SEGMENTS | {"boundaries": "position_ids"}, "position_ids"),
+        (lambda: make("llama"), SEGMENTS | {"boundaries": "segment_length"}, "segment_length"),
+        (lambda: Wrapper(make("llama"), dict), SEGMENTS | {"boundaries": "segment_length"}, "segment_length"),
         (lambda: make("bert"), SEGMENTS, "position_ids"),
         (lambda: make("roberta", attention="seqwarm"), SEGMENTS, "positions"),
         (lfm2, SEGMENTS, "position_ids"),
