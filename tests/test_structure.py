@@ -138,6 +138,10 @@ def test_imports_run_downwards():
                 assert not above, f"{path.relative_to(PACKAGE)} imports {'.'.join(target)} from above"
 
 
+def test_an_upward_import_would_be_seen():
+    assert ("ops", "library", "define") in {*imported_names(PACKAGE / "ops" / "alibi_attention" / "schema.py")}
+
+
 def test_no_circle_of_files():
     files = set(modules())
     graphlib.TopologicalSorter({path: files & set(imported_files(path)) for path in files}).prepare()

@@ -246,18 +246,27 @@ def test_train_loss_is_the_mean_over_all_labels(tmp_path, cache):
 def test_constant_tokens(tmp_path, cache, monkeypatch, mode, extra, missing):
     """Each step has the tokens of one at full length, less than a row missing. The loss is that of the cut stream.
 
-    The learning rate can follow the square root of the rows.
+    Memory is claimed for the shapes that train. The learning rate can follow the square root of the rows.
     """
-    steps, original = [], script.train.Run.train_step
+    steps, original, block = [], script.train.Run.train_step, script.model.Block.forward
+    shapes = [set()]  # before the first step, of a step, after it, of the next step, ...
 
     def train_step(run):
         before = run.step, run.tokens
+        shapes.append(set())
         loss, labels, tokens = original(run)
+        shapes.append(set())
         steps.append((*before, run.seq_length, int(labels), tokens))
         return loss, labels, tokens
 
+    def forward(self, hidden, **limits):
+        shapes[-1].add(hidden.shape[:2])
+        return block(self, hidden, **limits)
+
     monkeypatch.setattr(script.train.Run, "train_step", train_step)
+    monkeypatch.setattr(script.model.Block, "forward", forward)
     train(tmp_path, cache, *extra, mode=mode, micro_batch_size=3, warmup_duration=0.8)
+    assert shapes[0] == set().union(*shapes[1::2])
     config = script.model.read_config(tmp_path)
     assert {length for _, _, length, _, _ in steps} == {16, 32, 48, 64}
     for (step, before, length, labels, tokens), found in zip(steps, lines(tmp_path / "monitor.jsonl"), strict=True):
@@ -310,6 +319,21 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, cache, monkeypatch, ca
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
+def test_a_run_that_diverges_keeps_its_checkpoint_and_has_ended(tmp_path, cache, monkeypatch):
+    steps, original = itertools.count(), script.train.Run.train_step
+
+    def diverging(run):
+        loss, labels, tokens = original(run)
+        return (loss if next(steps) < 20 else loss * torch.nan), labels, tokens
+
+    monkeypatch.setattr(script.train.Run, "train_step", diverging)
+    records = train(tmp_path, cache)
+    assert [record["diverged"] for record in records] == [False, True]
+    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == records[0]["step"]
+    monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
+    assert train(tmp_path, cache, "--resume") == records == lines(tmp_path / "records.jsonl")
+
+
 def test_learning_rate_rises_by_steps_and_falls_by_tokens():
     config = config_of(learning_rate=2.0, lr_warmup_steps=4, total_tokens=1000)
     assert [script.train.learning_rate(step, 0, config) for step in (0, 1, 3, 4, 99)] == [0.5, 1.0, 2.0, 2.0, 2.0]
@@ -325,6 +349,15 @@ def test_sizes(size, millions):
     with torch.device("meta"):
         model = script.model.build_model(script.model.Config(**{**script.model.SIZES[size], "entries": 50_257}))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == millions
+
+
+def test_weights_begin_as_those_of_gpt2_and_depend_on_the_seed_alone():
+    first, again, other = (script.model.build_model(config_of(seed=seed)).state_dict() for seed in (3, 3, 4))
+    deviations = {"embedding.weight": 0.02, "heads_projection.weight": 0.02, "mlp_project.weight": 0.02 / 6**0.5}
+    found = {name.removeprefix("blocks.0."): tensor for name, tensor in first.items()}
+    assert {name: found[name].std().item() for name in deviations} == pytest.approx(deviations, rel=0.02)
+    assert all(tensor.equal(again[name]) for name, tensor in first.items())
+    assert not first["embedding.weight"].equal(other["embedding.weight"])
 
 
 @pytest.mark.parametrize(

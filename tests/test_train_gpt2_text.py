@@ -95,6 +95,19 @@ def test_a_lost_cache_is_written_again_and_another_text_refused(tmp_path):
         script.text.prepare_tokens(config, tmp_path / "three")
 
 
+def test_two_runs_may_write_the_same_tokens_at_once(tmp_path, monkeypatch):
+    config, original = config_of(text=[str(numbered(tmp_path / "texts"))], vocab_size=300), script.text.write_tokens
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(script.text, "write_tokens", original)
+        script.text.prepare_tokens(config, tmp_path / "cache")
+        original(*arguments)
+
+    monkeypatch.setattr(script.text, "write_tokens", overtaken)
+    prepared = script.text.prepare_tokens(config, tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [prepared.tokens]
+
+
 def test_the_split_is_by_content():
     sizes = {bytes([number]): 10 for number in range(100)}
     chosen = script.text.held_out(sizes, 0.1)
@@ -130,7 +143,10 @@ def test_ids_of_a_tokenizer_may_have_holes(tmp_path):
         folder = str(numbered(tmp_path / "texts"))
         return script.text.prepare_tokens(config_of(text=[folder], tokenizer=str(tmp_path / "own.json")), tmp_path)
 
-    assert prepared(**{script.text.END_OF_TEXT: 500, script.text.MASK: 60_000}).entries == 70_001
+    config = prepared(**{script.text.END_OF_TEXT: 500, script.text.MASK: 60_000})
+    assert config.entries == 70_001
+    config = dataclasses.replace(config, seq_length=1, validation_tokens=1)
+    assert script.text.Batches(config, tmp_path / config.tokens, 0, 1).ordinary.tolist() == [0, 3, 70_000]
     with pytest.raises(script.model.UserError, match="tokenizer"):
         prepared()  # 3 entries, so END_OF_TEXT would get the id 3 of "self"
 
