@@ -59,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
         from ..data import padding
+        from ..utils.checks import check_matplotlib
 
+        if arguments.figure is not None:
+            check_matplotlib()  # before the tokens are counted
         names = ("batch_size", "max_tokens", "window", "seed")
         settings = {name: getattr(arguments, name) for name in names}
         lengths, token_kind, facts, about = _measured(arguments)
