@@ -296,13 +296,12 @@ PAGES = {
     _DOCS / "kernels" / "attention_gpu.md": {"Hopper": _hopper},
     _DOCS / "benchmarks" / "data.md": {
         "padding": _padding,
-        "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
         "readers": _of_sources(READERS_RECORDS, readers_table),
+        "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
     },
     _DOCS / "benchmarks" / "many_devices.md": {
         "exchanges": _of_many_devices(many_devices.exchange_table),
         "widths": _of_many_devices(many_devices.width_table),
-        "counted": _of_many_devices(many_devices.counted_table),
         "balance": _of_many_devices(many_devices.balance_table),
     },
 }
