@@ -290,19 +290,18 @@ PAGES = {
         "segments": _segments,
         "decoding": _decoding,
         "attention on a GPU": _gpu_attention,
-        "padding": _padding,
         "demo": _demo,
     },
     _DOCS / "benchmarks" / "stability.md": {name: _of_stability(table) for name, table in stability.TABLES.items()},
     _DOCS / "kernels" / "attention_gpu.md": {"Hopper": _hopper},
-    _DOCS / "guides" / "data_sources.md": {
-        "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
+    _DOCS / "benchmarks" / "data.md": {
+        "padding": _padding,
         "readers": _of_sources(READERS_RECORDS, readers_table),
+        "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
     },
-    _DOCS / "guides" / "many_devices.md": {
+    _DOCS / "benchmarks" / "many_devices.md": {
         "exchanges": _of_many_devices(many_devices.exchange_table),
         "widths": _of_many_devices(many_devices.width_table),
-        "counted": _of_many_devices(many_devices.counted_table),
         "balance": _of_many_devices(many_devices.balance_table),
     },
 }

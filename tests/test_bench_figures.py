@@ -119,8 +119,8 @@ def test_a_search():
 def test_padding():
     [line] = lines_of(batching.FIGURE_RECORDS)
     lengths, *panels = batching.padding_figure(line).axes
-    assert lengths.get_title(loc="left") == "242,580 items, 41,182,215 tokens"
-    assert panels[1].get_title(loc="left") == "7,581 batches, 84.2% padding"
+    assert lengths.get_title(loc="left") == "242,409 items, 41,167,274 tokens"
+    assert panels[1].get_title(loc="left") == "7,576 batches, 84.2% padding"
     for axes, way in zip(panels[::2], line["ways"], strict=True):
         [stairs] = axes.patches
         shares = [count / way["batches"] for count in way["padding_of_a_batch"]["counts"]]

@@ -86,10 +86,10 @@ class Told:
 
     def strip(self, resized: Any, batch: Any) -> Any:
         """A resized batch without what was added to it and the model's forward does not take."""
-        if self._own.keys() & batch.keys():  # else it takes the batch as a whole
-            for name in self._not_taken:
-                if name not in batch:
-                    resized.pop(name, None)
+        is_whole = not self._own.keys() & batch.keys()  # the forward takes the batch as one argument
+        for name in self._not_taken:
+            if name not in batch and not (is_whole and name == "position_ids"):
+                resized.pop(name, None)
         return resized
 
     def check_taken(self, resized: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:

@@ -257,6 +257,7 @@ def test_data_parallel_splits_no_boundaries():
     assert {*seen} == {"input_ids", "position_ids", "use_cache"}
 
 
+@pytest.mark.slow
 def test_flex_attention_keeps_segments_apart():
     """Its forward. It has no backward on a CPU, so `attach` refuses it there."""
     model, batch = make("llama", attention="flex_attention"), {"input_ids": random_ids()}

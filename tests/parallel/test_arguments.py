@@ -1,7 +1,5 @@
 """Arguments of the functions of `parallel` that make no sense, on one rank: errors that name them."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import distributed, nn
@@ -62,8 +60,8 @@ CALLS = {
         parallel.shard_sequence,
         lambda: {"batch": {"input_ids": torch.ones(2, 8, dtype=torch.int64)}, "mesh": mesh()},
     ),
-    "sharded_by": (sharded_by, lambda: {"by": "rows"}),
-    "tokens_to_heads": (partial(parallel.tokens_to_heads, torch.randn(1, 2, 4, 8)), lambda: {"mesh": mesh()}),
+    "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
+    "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
 }
 OF_ATTENTION = ("context_attention", "context_attention_varlen", "halo_widths")
 EXCHANGES = ("heads_to_tokens", "tokens_to_heads")
@@ -72,9 +70,9 @@ BAD = [
     *((call, "halo", halo) for call in (*OF_ATTENTION[:2], "ContextParallel") for halo in (-1, 2.5, [4, "x"])),
     *((call, "halo", [4, 4, 4]) for call in OF_ATTENTION[:2]),
     *((call, "query", None) for call in OF_ATTENTION),
-    ("context_attention", "key", torch.randn(1, 2, 8, 8)),
-    ("halo_widths", "key", torch.randn(1, 2, 8, 8)),
-    ("context_attention_varlen", "key", torch.randn(8, 2, 8)),
+    ("context_attention", "key", torch.zeros(1, 2, 8, 8)),
+    ("halo_widths", "key", torch.zeros(1, 2, 8, 8)),
+    ("context_attention_varlen", "key", torch.zeros(8, 2, 8)),
     ("context_attention_varlen", "cu_seqlens", [0, 4]),
     *(
         ("context_attention_varlen", "cu_seqlens", torch.tensor(ends, dtype=torch.int32))

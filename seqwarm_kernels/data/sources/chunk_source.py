@@ -43,7 +43,8 @@ class ChunkedSource(PartSource):
         """The chunks of all ranks, in order, whose str is a key of `skipped`, their paths, and the facts of files."""
         if len(chunks) < self.world_size:
             raise ValueError(
-                f"paths must hold a file or row group for each of {self.world_size} ranks, got {len(chunks)}"
+                f"paths must hold a file or row group for each of {self.world_size} ranks, got {len(chunks)} in "
+                f"{', '.join(map(str, paths))}"
             )
         self._chunks = chunks
         self._settings = {"buffer_chunks": self.buffer_chunks, "files": fingerprint(files)}
