@@ -57,7 +57,6 @@ import platform
 platform.machine = lambda: "s390x"
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
-from tests.support.tiers import first_fast
 
 with warnings.catch_warnings(record=True) as caught:
     alibi_attention(*[torch.zeros(1, 2, 4, 8)] * 3)

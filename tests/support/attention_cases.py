@@ -356,7 +356,7 @@ def cases(draw, lengths, **fixed):
     options = {
         "causal": draw(st.booleans(), "causal"),
         "window": draw(st.none() | st.integers(0, keys + 1), "window"),
-        "scale": draw(st.none() | st.floats(-2, 2, width=32), "scale"),
+        "scale": draw(st.none() | st.integers(-8, 8).map(lambda quarters: quarters / 4), "scale"),  # none underflows
         "dropout_p": draw(st.sampled_from([0.0, 0.0, 0.3]), "dropout_p"),
     }
     start = st.integers(-queries - 3, keys + 3)
