@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.attention import attended_share, calls, fast_path
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import short
 from tests.support.backends import serving
 from tests.support.kernels import CalledOperators
 
@@ -299,6 +301,22 @@ def test_compiled_autograd_of_an_eager_forward(backend):
         loss.backward()
     for leaf, grad in zip(leaves, want, strict=True):
         assert torch.equal(leaf.grad, grad)
+
+
+@each_backend
+def test_the_dispatcher_is_passed_by_only_without_a_mode(backend, monkeypatch):
+    """A mode sees the operator. Without one, the module for this torch makes the call, in less time."""
+    ways = []
+    monkeypatch.setattr(fast_path, "short", lambda *names: ways.append(short(*names)) or ways[-1])
+    tensor = torch.randn(1, 1, 2, 8)
+    forget()
+    with CalledOperators():
+        alibi_attention(tensor, tensor, tensor, backend=backend)
+    assert not ways
+    for _ in range(2):
+        alibi_attention(tensor, tensor, tensor, backend=backend)
+    (way,) = ways
+    assert backend == "reference" or backends.module is None or type(way) is type(backends.module.call_kind)
 
 
 @each_backend

@@ -96,18 +96,18 @@ def test_an_epoch_holds_every_token_of_every_item_once(kind, lengths, rule, wind
     options = {"window": None if whole and kind == "sampler" else window, "seed": seed, "shuffle": seed % 4 > 0}
     batches = KINDS[kind](lengths, rule, **options)
     for _ in range(2):
-        tokens = dict.fromkeys(range(len(lengths)), 0)
-        starts = []
+        pieces = [[] for _ in lengths]
         for batch in batches:
             assert batch
             for entry in batch:
                 piece = entry if isinstance(entry, Piece) else Piece(entry, 0, None)
                 number = numbers_of([[piece.item]])[0]
-                tokens[number] += lengths[number] if piece.length is None else piece.length
-                starts += [number] if piece.start == 0 else []
-        assert sorted(starts) == list(range(len(lengths)))
+                pieces[number].append((piece.start, lengths[number] if piece.length is None else piece.length))
         bound = rule["max_tokens"] if rule.get("too_long") == "truncate" else 40
-        assert tokens == {number: min(length, bound) for number, length in enumerate(lengths)}
+        for length, found in zip(lengths, pieces, strict=True):
+            starts, sizes = zip(*sorted(found), strict=True)
+            assert starts.count(0) == 1
+            assert list(itertools.accumulate(sizes, initial=0)) == [*starts, min(length, bound)]
 
 
 def test_each_epoch_has_another_order(make):

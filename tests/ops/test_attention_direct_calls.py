@@ -97,7 +97,9 @@ def changed_arguments(draw, arguments):
         name = draw.choice([name for name in arguments if name not in ("scale", "skip_tolerance", "dropout_p")])
         old, new = arguments[name], mutated(draw, arguments[name])
         if name.startswith("cu_seqlens") and draw.random() < 0.5:
-            return {**arguments, name: old + draw.choice([-1, 1, 300])}, name
+            new = old.clone()
+            new[draw.randrange(len(new))] += draw.choice([-1, 1, 300])
+            return {**arguments, name: new}, name
         if not isinstance(old, torch.Tensor) or (old.shape, old.dtype) != (new.shape, new.dtype) or new.is_meta:
             return {**arguments, name: new}, name
 

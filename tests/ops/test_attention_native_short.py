@@ -32,7 +32,7 @@ def short_lengths(draw):
     dtype=st.sampled_from(DTYPES),
 )
 def test_rows(case, dtype):
-    check_case(case, "native", dtype=dtype)
+    check_case(case, "native", dtype=dtype, rounds_scores=True)
 
 
 @settings(max_examples=25)

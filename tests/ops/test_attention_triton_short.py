@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.attention_cases import LAYOUTS
+from tests.support.attention_cases import LAYOUTS, SHORT_CASES
 from tests.support.kernels import DEVICES, TRITON_RUNS
 from tests.support.tiers import first_fast
 
@@ -80,8 +81,21 @@ def test_ranges_of_segments(device):
     assert ranges.view(2, 3, 2).tolist() == 2 * [[[0, 36], [24, 72], [60, 96]]]
 
 
+PLAIN = DenseOptions(None, None, None, 0, True, 1, None, None, 0, 0)
+
+
+@pytest.mark.parametrize("name", SHORT_CASES)
+def test_the_short_rows_of_the_grid_share_tiles(name):
+    """At least in backward. Otherwise the grid would test the kernels of long rows twice."""
+    from seqwarm_kernels.ops.alibi_attention.triton_short import is_short
+
+    (query, key, _, slopes), options = SHORT_CASES[name].inputs(dtype=torch.bfloat16)
+    seed = torch.tensor(0) if "dropout_p" in options else None
+    described = PLAIN._replace(segment_length=options.get("segment_length"), dropout_seed=seed)
+    assert is_short(query, key, slopes, described, longer=False) or is_short(query, key, slopes, described, longer=True)
+
+
 def test_which_rows_share_tiles(monkeypatch):
-    from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
     from seqwarm_kernels.ops.alibi_attention.triton_short import is_short
 
     monkeypatch.undo()
@@ -90,8 +104,7 @@ def test_which_rows_share_tiles(monkeypatch):
         longer = options.pop("longer", False)
         query = torch.empty(batch_size, heads, length, head_dim, dtype=dtype)
         key = torch.empty(batch_size, 2, key_length or length, head_dim, dtype=dtype)
-        plain = DenseOptions(None, None, None, 0, True, 1, None, None, 0, 0)
-        return is_short(query, key, torch.ones(slopes * [2]), plain._replace(**options), longer=longer)
+        return is_short(query, key, torch.ones(slopes * [2]), PLAIN._replace(**options), longer=longer)
 
     assert of(2, 64)
     assert of(2, 6, segment_length=3)

@@ -40,7 +40,9 @@ def pairs(tensor):
 
 
 def second_moments(tensors):
-    return [torch.view_as_complex(pairs(t).square()) if t.is_complex() else t.float().square() for t in tensors]
+    return [
+        torch.view_as_complex(pairs(t).square()) if t.is_complex() else t.double().square().to(t.dtype) for t in tensors
+    ]
 
 
 def check(backend, momentum, second_moment, gradients):

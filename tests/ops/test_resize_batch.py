@@ -349,7 +349,7 @@ def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
 )
 def test_masks_of_any_dtype(backend, dtype):
     mask = torch.tensor([[1, 0, 0.5, -0.0, 0, 1], [0, 0, 0, 0, 0, -0.0], [-0.0, 0.5, 0, 0, -0.0, 1]]).to(dtype)
-    mask = mask * 1j if dtype.is_complex else mask
+    mask = mask * torch.tensor([1, 1j] * 3) if dtype.is_complex else mask
     _, info = resize_batch({"attention_mask": mask}, 4, return_info=True, keep_last_token=True, backend=backend)
     assert info.valid_lengths.tolist() == [3, 0, 2]
     assert info.position_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0], [0, 0, 0, 1]]

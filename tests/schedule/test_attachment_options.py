@@ -26,7 +26,7 @@ OPTIONS = {
 def test_options_are_checked_before_a_batch(name):
     scheduler, model, (junk, valid) = SequenceLengthScheduler(8, 32, duration=10), Identity(), OPTIONS[name]
     for value in junk:
-        with pytest.raises((TypeError, ValueError), match=name):
+        with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b"):
             scheduler.attach(model, **{name: value})
     assert not model._forward_pre_hooks
     if valid is not None:

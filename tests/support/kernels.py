@@ -47,33 +47,36 @@ class Exact(exact.Exact):
 def check_attention(backend, attend, leaves, *, rounds_scores=False):
     """out, lse and gradients of attend(leaves, backend, **options), beside the reference in float64, with one dropout.
 
-    Queries that see no key have results and gradients of 0, and values that no query sees have gradients of 0. With NaN
-    in these queries, in their gradients, and in keys and values that no query sees, results have the same bits.
+    Queries that see no key have results and gradients of 0, and so have keys and values that no query sees. With NaN in
+    these queries, in their gradients, and in keys and values that no query sees, results have the same bits.
     """
     query = leaves[0]
     weights = torch.randn_like(query), torch.randn(query.shape[:-1], device=query.device)
+    inputs = [*leaves, *weights]  # gradients of results are moved, too: theirs may cancel in that of a slope
 
-    def results_of(leaves, backend):
+    def results_of(inputs, backend):
         torch.manual_seed(5)
-        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-        return differentiate(partial(attend, backend=backend), leaves, weights)
+        *leaves, grad_out, grad_lse = (tensor.detach() for tensor in inputs)
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        return differentiate(partial(attend, backend=backend), leaves, (grad_out, grad_lse))
 
-    results = results_of(leaves, backend)
-    exact = Exact(partial(results_of, backend="reference"), leaves, rounds_scores=rounds_scores)
+    results = results_of(inputs, backend)
+    exact = Exact(partial(results_of, backend="reference"), inputs, rounds_scores=rounds_scores)
     assert results[0].dtype == query.dtype
     exact.check(RESULTS, results, (query.dtype, torch.float32, *[query.dtype] * 4))
-    out, lse, grad_query, _, grad_value, _ = results
+    out, lse, grad_query, grad_key, grad_value, _ = results
     blind = exact.results[1] == float("-inf")
     unseen = _unseen_keys(attend, leaves)
     assert (lse[blind] == float("-inf")).all()
     assert (out[blind] == 0).all()
     assert (grad_query[blind] == 0).all()
+    assert (grad_key[unseen] == 0).all()
     assert (grad_value[unseen] == 0).all()
     if (backend, query.device.type) == ("triton", "cpu") and not (blind.any() or unseen.any()):
         return results  # the interpreter runs one program after another, so all bits are the same
     for tensor, tokens in zip((query, weights[0], *leaves[1:3]), (blind, blind, unseen, unseen), strict=True):
         _fill_with_nan(tensor, tokens)
-    for name, first, second in zip(RESULTS, results, results_of(leaves, backend), strict=True):
+    for name, first, second in zip(RESULTS, results, results_of(inputs, backend), strict=True):
         assert torch.equal(first, second), f"other bits of {name}"
     return results
 
