@@ -140,8 +140,9 @@ class SeqLengthWarmup(Algorithm):
         length = self._current_length(state)
         whole = state.batch
         if self._told is not None:
-            state.batch, info = resize_batch(whole, length, return_info=True, **self._told.options)
+            resized, info = resize_batch(whole, length, return_info=True, **self._told.options)
             self.num_valid_tokens = info.num_valid_tokens
+            state.batch = self._told.strip(resized, whole)
             added = {*state.batch} - {*whole}
             self._numbers = {name: state.batch.pop(name) for name in added if not isinstance(state.batch[name], Tensor)}
         else:
