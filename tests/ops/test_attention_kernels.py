@@ -52,8 +52,7 @@ def test_outputs_and_gradients_stay_inside_the_budget(backend, device, dtype, na
 
 
 @pytest.mark.slow
-@needs_interpreter(dtype=torch.float16)
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=needs_interpreter(dtype=dtype)) for dtype in HALF])
 @pytest.mark.parametrize("name", FEW_CASES)
 def test_half_precision_in_the_interpreter(dtype, name):
     check_case(CASES[name], "triton", "cpu", dtype)

@@ -105,9 +105,9 @@ def _attend(
             scores = tl.where(visible, scores, float("-inf"))
         else:
             bias = (SIDE * slope2) * (columns - reference).to(tl.float32)
-            if kept is not None:
-                bias = tl.where(kept, bias, float("-inf"))
             scores = products * scale2 + bias[None, :]
+            if kept is not None:  # not by the bias: rows that see no key may hold NaN
+                scores = tl.where(kept[None, :], scores, float("-inf"))
         if BOUNDED:
             new_largest = largest
             zero = largest + shift
