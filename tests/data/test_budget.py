@@ -80,7 +80,7 @@ def test_in_a_worker_and_with_a_collator_of_your_own():
         with pytest.raises(ValueError, match="max_tokens, 30, got 32"):
             next(iter(resumable({"max_tokens": 30}, collator, [15] * 4, [[1] * 16] * 4, **workers)))
     batches = resumable({"max_tokens": 30}, torch.stack, [15] * 4, [torch.ones(16)] * 4)
-    assert [batch.shape for batch in batches] == [(2, 16)] * 2  # what is no batch of tokens is not counted
+    assert [batch.shape for batch in batches] == [(2, 16)] * 2  # other inputs are not counted
 
 
 def test_pieces_need_a_piece_dataset():
