@@ -87,7 +87,7 @@ def test_invalid_files(tmp_path, name, content, line):
         ("a.txt", b"1\r\n\r\n2\r\n", ["1\r", "2\r"]),
         ("a.jsonl", b"1\r\n\r\n2\r\n", [1, 2]),
         ("a.jsonl", b' {"a": 1}\n\t[2]  \n\r3\r\n4 \t\r\n', [{"a": 1}, [2], 3, 4]),
-        ("A.JSONL.GZ", gzip.compress(b"[1]\n"), [[1]]),
+        ("A.JSONL.GZ", gzip.compress(b"[1]\n", mtime=0), [[1]]),
     ],
 )
 def test_what_is_an_item(tmp_path, name, content, items):
