@@ -32,8 +32,8 @@ class Separator(NamedTuple):
 def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyPath | None) -> IntArray:
     """Find the documents of an array, (documents + 1,) int64. The whole file is read the first time.
 
-    The boundaries are kept in a file, in `index_folder` or beside the array's. It counts as long as size and time of
-    change of the array's file are the same.
+    The lengths of the documents are kept in a file, in `index_folder` or beside the array's. It counts as long as size
+    and time of change of the array's file are the same.
     """
     path = _index_path(array.file.local, separator, index_folder)
     facts = array.file.local.stat()
@@ -43,8 +43,8 @@ def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyP
     boundaries = _kept(path, made_from)
     if boundaries is None:
         boundaries = _search(array, separator)
-        buffer = io.BytesIO()
-        np.savez(buffer, made_from=np.array(made_from), boundaries=boundaries)
+        lengths, buffer = np.diff(boundaries), io.BytesIO()
+        np.savez(buffer, made_from=np.array(made_from), lengths=lengths.astype(np.min_scalar_type(lengths.max())))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, buffer.getvalue())
     return boundaries
@@ -102,6 +102,11 @@ def _kept(path: AnyPath, made_from: str) -> IntArray | None:
     """The boundaries in a file, None if it is missing, damaged, or of an older file of tokens."""
     try:
         with np.load(io.BytesIO(path.read_bytes())) as entries:
-            return entries["boundaries"] if str(entries["made_from"]) == made_from else None
+            if str(entries["made_from"]) != made_from:
+                return None
+            lengths = entries["lengths"]
+            boundaries = np.zeros(len(lengths) + 1, np.int64)
+            boundaries[1:] = lengths  # NumPy adds numbers of one type faster
+            return np.cumsum(boundaries, out=boundaries)
     except Exception:  # NumPy and zipfile, which compares checksums, raise errors of many types for a damaged file
         return None

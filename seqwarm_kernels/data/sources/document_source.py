@@ -69,9 +69,9 @@ class TokenSource(DocumentSource):
     shuffled over all files, and the documents inside each buffer. Restoring reads one buffer. Ranks read other runs.
 
     Exactly one of `end_token`, `start_token` and `document_ends` says where documents end. With a token, each file is
-    read once to find the documents. Their places are kept in an .npz file of 8 bytes a document, and found again if
-    size or time of change of the tokens' file are different. Tokens before the first start token, or after the last end
-    token, are a document.
+    read once to find the documents. Their lengths are kept in an .npz file, of 2 bytes a document that has less than
+    65,536 tokens, and counted again if size or time of change of the tokens' file are different. Tokens before the
+    first start token, or after the last end token, are a document.
 
     Args:
         paths: a file or files, in order, or URLs of fsspec, which are copied to this machine first. Files with the
