@@ -51,6 +51,7 @@ def test_ordinary_inputs(backend, causal, tolerance):
     assert (everything == 1).all()
 
 
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_keys_that_few_queries_attend(backend, causal):
     """Enough blocks of queries and of keys for every loop of the Triton kernel that finds them."""
@@ -102,17 +103,18 @@ def test_a_far_key_that_matters_is_visited(backend):
 
 
 def test_queries_that_see_no_key_do_not_count(backend):
-    query, key, value = inputs(lengths=(256, 256))
-    blind = torch.cat([torch.randn(1, 2, 128, 16), query], dim=2)
-    share = attended_share(query, key, value, STEEP, backend=backend)
-    assert share.max() < 0.8
-    assert torch.equal(attended_share(blind, key, value, STEEP, query_start=-128, backend=backend), share)
-    alone = attended_share(blind[:, :, :128], key, value, STEEP, query_start=-128, backend=backend)
-    assert torch.equal(alone, torch.ones(1, 2))
+    query, key, value = inputs(lengths=(192, 192), heads=(1, 1))
+    blind, slopes = torch.cat([torch.randn(1, 1, 128, 16), query], dim=2), torch.tensor([4.0])
+    share = attended_share(query, key, value, slopes, backend=backend)
+    assert share < 0.8
+    assert torch.equal(attended_share(blind, key, value, slopes, query_start=-128, backend=backend), share)
+    alone = attended_share(blind[:, :, :128], key, value, slopes, query_start=-128, backend=backend)
+    assert alone == 1
 
 
-@pytest.mark.parametrize("after", first_fast([False, True], "exhaustive_in_interpreter"))
-@pytest.mark.parametrize("strength", first_fast([117, 60, 100, 150], "slow_in_interpreter"))
+@pytest.mark.parametrize(
+    ("strength", "after"), first_fast([(117, False), (117, True), (150, False)], "exhaustive_in_interpreter")
+)
 def test_the_bound_is_tight(backend, strength, after):
     """One query and one aligned key, at the largest distance at which the key weighs more than the tolerance."""
     query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
@@ -138,7 +140,7 @@ def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
 
 
 @pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
+@pytest.mark.parametrize("slope", [0.0, 1e-30, -1.0])
 def test_slopes_without_a_reach(backend, slope):
     tensors = inputs(lengths=(200, 200), heads=(1, 1))
     slopes = torch.tensor([slope])
@@ -164,9 +166,9 @@ def test_a_masked_diagonal(backend, causal):
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("bad", first_fast([float("nan"), float("inf")]))
+@pytest.mark.parametrize("bad", first_fast([float("nan"), float("inf")], "exhaustive_in_interpreter"))
 def test_a_key_that_is_not_finite_is_visited(backend, bad):
-    query, key, value = inputs(lengths=(300, 300), heads=(1, 1))
+    query, key, value = inputs(lengths=(150, 150), heads=(1, 1))
     query[0, 0, -1] = 1.0
     key[0, 0, 2, 0], key[0, 0, 2, 1] = bad, -bad  # their products sum to NaN
     slopes = torch.tensor([4.0])
@@ -220,6 +222,7 @@ def test_packed_sequences(backend, causal):
     assert share[-1] < 0.9
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_half_precision(backend):
     check_error_bounds(backend, inputs(dtype=torch.float16), STEEP, 2**-6, causal=False)
 
@@ -243,7 +246,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
 
 
 @pytest.mark.parametrize(
-    ("causal", "window"), first_fast([(False, None), (False, 12), (True, None)], "slow_in_interpreter")
+    ("causal", "window"), first_fast([(False, None), (False, 12), (True, None)], "exhaustive_in_interpreter")
 )
 def test_forward_attends_no_key_outside_of_its_ranges(backend, causal, window):
     """Their values hold NaN when it runs again."""
@@ -286,8 +289,8 @@ def test_the_promise_on_random_inputs(backend, data):
 
 
 def test_ranges_where_no_key_is_out_of_reach(backend):
-    for queries, length, tolerance in ((5, 5, 0.0), (40, 40, 2**-24), (150, 150, 2**-24), (1, 600, 2**-24)):
-        tensors = inputs((queries, length), batch_size=2)
+    for queries, length, tolerance in ((5, 5, 0.0), (100, 100, 2**-24), (1, 600, 2**-24)):
+        tensors = inputs((queries, length))
         options = DenseOptions(None, None, None, 0, False, 0.25, None, None, 0.0, tolerance)
         ranges = overload("alibi_attention", backend)(*tensors, STEEP / 100, *options)[3]
         assert (ranges[..., 0::2] == 0).all()
