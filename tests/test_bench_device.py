@@ -118,10 +118,9 @@ def test_a_stage_that_crashes_is_continued(run):
 
 
 def test_processes_of_a_program_end_with_it(tmp_path):
-    child = f"import time, pathlib; time.sleep(1); pathlib.Path({str(tmp_path / 'late')!r}).touch()"
-    program = Program(["sh", "-c", f'{sys.executable} -c "{child}" &'], tmp_path / "log", tmp_path)
+    program = Program(["sh", "-c", "(sleep 0.3; touch late) &"], tmp_path / "log", tmp_path)
     assert program.wait_until(time.monotonic() + 10).startswith("exit 0")
-    time.sleep(1.5)
+    time.sleep(0.5)
     assert not (tmp_path / "late").exists()
 
 
@@ -160,15 +159,13 @@ def test_after(): pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--numprocesses", "1"]], ids=["alone", "xdist"])
-def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch, options):
+def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # else pytest below is a worker too
-    if options:
-        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     (tmp_path / "test_some.py").write_text(_TESTS)
     records = tmp_path / "device_tests.jsonl"
     begin(records)
-    arguments = ["-p", "bench.gpu.pytest_records", "-o", "faulthandler_timeout=2", *options]
+    arguments = ["-p", "bench.gpu.pytest_records", "-o", "faulthandler_timeout=2", "--numprocesses", "1"]
     arguments += ["--rootdir", str(tmp_path), str(tmp_path)]
     environment = {"SEQWARM_RECORDS": str(records), "PYTHONPATH": str(ROOT)}
     program = Program([sys.executable, "-m", "pytest", *arguments], tmp_path / "log", tmp_path, **environment)
@@ -217,6 +214,7 @@ def test_a_dry_run(tmp_path, part):
         assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))
 
 
+@pytest.mark.slow
 def test_tiles_are_measured_and_put_back(monkeypatch, tmp_path):
     host = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
     if why_not("alibi_attention", "triton", "cpu", torch.float32) is not None:

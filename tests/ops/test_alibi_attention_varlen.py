@@ -46,7 +46,7 @@ def attend_one_by_one(leaves, case):
     return torch.cat(outs), torch.cat(sums)
 
 
-@examples(60)
+@examples(30)
 @given(case=packed_cases())
 def test_equals_the_sequences_one_by_one(backend, case):
     leaves, attend = case.call("cpu", torch.float64)
@@ -87,7 +87,7 @@ def test_gradcheck_of_dropout(backend):
         out, lse = attend(leaves, backend)
         return out, lse.nan_to_num(neginf=0)
 
-    assert torch.autograd.gradcheck(attend_seeded, [leaf.double().requires_grad_() for leaf in leaves])
+    assert torch.autograd.gradcheck(attend_seeded, [leaf.double().requires_grad_() for leaf in leaves], fast_mode=True)
 
 
 def test_dropout_differs_between_sequences(backend):

@@ -27,7 +27,7 @@ def test_philox_against_known_answers(counter, key, output):
 def test_four_neighboring_keys_share_a_counter():
     seed = torch.tensor(12345)
     head, query = torch.tensor(3), torch.tensor(5)
-    for group in range(50):
+    for group in range(10):
         words = philox(seed, torch.tensor(group), query, head, torch.tensor(0))
         for lane, word in enumerate(words):
             kept = keep_mask(0.5, seed, head, query, torch.tensor(4 * group + lane))

@@ -22,7 +22,7 @@ def without_kernels(monkeypatch):
     """The package as imported where the native kernels are not built."""
     monkeypatch.setattr(backends, "is_supported_platform", lambda: True)
     monkeypatch.setitem(backends._problems, "native", "they are not built")
-    monkeypatch.setattr(backends, "_serving", {key: () for key in backends._serving})
+    monkeypatch.setattr(backends, "_serving", dict.fromkeys(backends._serving, ()))
     monkeypatch.setattr(backends, "_has_warned", False)
     fast_path._checked_calls.clear()
     yield
