@@ -26,6 +26,7 @@ def test_the_parts_end_in_half_an_hour():
     assert all(part.minutes < 9 for part in command.PARTS.values())
     calls = [command.PARTS[name].minutes for name in ("hopper", "memory", "training", "attention")]
     assert command.SELECTION_MINUTES + sum(calls) <= 29.5
+    assert all((ROOT / path).exists() for path in command.SELECTION)
 
 
 # ---- the program, without its processes
@@ -77,30 +78,20 @@ def test_every_stage_runs_in_its_part(run):
 
 
 def test_the_part_of_tests(run, capsys, tmp_path):
-    started, records = run("tests", forward=("AssertionError: out is off", 0), pytest=(None, 1))
+    outcomes = {"forward": ("AssertionError: out is off", 0), "length_129": (None, -11), "pytest": (None, 1)}
+    started, records = run("tests", **outcomes)
     assert set(started) == {*steps.STEPS, "pytest"}
     failures = {record.case: record for record in records if record.failure}
-    assert set(failures) == {"forward", "gpu tests"}
+    assert set(failures) == {"forward", "length 129", "gpu tests"}
+    assert failures["length 129"].failure == "exit -11: output"
     text = capsys.readouterr().out
     assert "FAILED forward: AssertionError: out is off" in text
     assert "==== forward: exit 0: output\noutput of forward\n" in (tmp_path / "device_tests.log").read_text()
 
 
-def test_a_selection_of_the_tests(run):
-    assert set(run("tests", selection=True)[0]) == {*steps.ESSENTIAL, *steps.FIRST, "pytest"}
-    assert all((ROOT / path).exists() for path in command.SELECTION)
-
-
-def test_a_step_that_ends_its_process_is_recorded(run):
-    records = run("tests", forward=(None, -11))[1]
-    [record] = [record for record in records if record.case == "forward"]
-    assert (record.failure, record.facts["output"]) == ("exit -11: output", "output of forward")
-
-
-@pytest.mark.parametrize("name", ESSENTIAL)
-def test_nothing_runs_without_the_essentials(run, name):
-    with pytest.raises(SystemExit, match=f"{name} failed, so nothing else runs: there is none"):
-        run("memory", **{name.replace(" ", "_"): ("there is none", 0)})
+def test_nothing_runs_without_the_essentials(run):
+    with pytest.raises(SystemExit, match="kernels failed, so nothing else runs: there is none"):
+        run("memory", kernels=("there is none", 0))
 
 
 def test_the_running_measurement_is_recorded(run, tmp_path):

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import threading
 import weakref
 
 import pytest
@@ -201,26 +200,6 @@ def test_dropout_draws_a_seed_for_each_call(backend):
 
 
 @not_interpreted
-def test_threads(backend):
-    tensors = [torch.randn(1, 2, 5, 8) for _ in range(3)]
-    expected = alibi_attention(*tensors, backend=backend)
-    fast_path._checked_calls.clear()
-    got = []
-
-    def work():
-        for _ in range(3):
-            got.append(alibi_attention(*tensors, backend=backend))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 12
-    torch.testing.assert_close(got, [expected] * 12, rtol=0, atol=0)
-
-
-@not_interpreted
 @pytest.mark.parametrize("varlen", [False, True])
 def test_autograd_of_a_known_call(backend, varlen):
     """lse alone, only the slopes, saved-tensor hooks, a second backward, and no second derivative."""
@@ -379,13 +358,3 @@ def test_a_negative_view_as_gradient_of_lse(backend):
         torch.autograd.grad(lse, query, weight, retain_graph=True) for weight in (torch._neg_view(weights), -weights)
     )
     assert torch.equal(*got, *want)
-
-
-@not_interpreted
-def test_batched_gradients(backend):
-    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
-    rows = torch.randn(2, 1, 2, 4, 8)
-    out = alibi_attention(leaf, leaf, leaf, backend=backend)
-    expected = [torch.autograd.grad(out, leaf, row, retain_graph=True)[0] for row in rows]
-    (got,) = torch.autograd.grad(out, leaf, rows, is_grads_batched=True)
-    torch.testing.assert_close(got, torch.stack(expected))

@@ -69,15 +69,6 @@ def test_gradcheck_of_everything_combined(backend):
         assert torch.autograd.gradcheck(function, (*inputs, slopes), fast_mode=True)
 
 
-def test_segments_equal_rows(backend):
-    query, key, value = random_inputs(lengths=(12, 12))
-    out, lse = alibi_attention(query, key, value, segment_length=4, return_lse=True, backend=backend)
-    rows = [t.unflatten(2, (3, 4)).transpose(1, 2).flatten(0, 1) for t in (query, key, value)]
-    out_rows, lse_rows = alibi_attention(*rows, return_lse=True, backend=backend)
-    torch.testing.assert_close(out, out_rows.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3), rtol=0, atol=1e-14)
-    torch.testing.assert_close(lse, lse_rows.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3), rtol=0, atol=1e-14)
-
-
 def test_shards_of_the_keys_merge_by_their_lse(backend):
     query, key, value = random_inputs(lengths=(6, 10))
     leaves = [query, key, value]

@@ -185,17 +185,6 @@ def test_one_launch_and_the_same_bits_each_time(small_sizes, monkeypatch):
     assert torch.equal(*results)
 
 
-@interpreted
-def test_the_tickets_of_triton_lie_on_the_device_of_the_launch():
-    from seqwarm_kernels.ops.moment_statistics.triton import Span, make_table
-
-    spans = (Span(16, 3, torch.float32),), (), ()
-    with torch.device("meta"):
-        table = make_table.__wrapped__(spans, torch.device("cpu"), 0)
-    assert (table.tickets.dtype, table.tickets.tolist()) == (torch.int32, [0, 0])
-    assert table.entries.tolist() == [[16], [0], [3], [0], [0]]
-
-
 class Copies(TorchDispatchMode):
     """Notes of each copy between devices whether its source is pinned, and whether the host may go on."""
 

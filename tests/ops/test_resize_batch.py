@@ -156,14 +156,6 @@ def test_square_masks_are_cut_as_their_rows(backend, keep_last_token, kept, dtyp
         assert cut[row].tolist() == pairs[row][positions][:, positions].tolist()
 
 
-def test_square_masks_of_bytes_that_fit_into_larger_groups(backend):
-    pairs = torch.randint(256, (2, 16, 16), dtype=torch.uint8)
-    mask = torch.ones(2, 16)
-    mask[:, 0] = 0
-    cut = resize_batch({"attention_mask": mask, "pair_mask": pairs}, 8, backend=backend)
-    assert torch.equal(cut["pair_mask"], pairs[:, 1:9, 1:9])
-
-
 def test_mask_keys_name_other_square_masks(backend):
     batch = {"ids": torch.zeros(2, 5), "pairs": torch.arange(50).view(2, 5, 5)}
     assert resize_batch(batch, 2, backend=backend)["pairs"].shape == (2, 2, 5)
