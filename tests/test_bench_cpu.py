@@ -57,6 +57,7 @@ def page_of(table, name, rows, monkeypatch, tmp_path):
 
 
 def test_short_attention_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(short, "problem_of", lambda length, dtype: Problem(2, 2, 2, length, 16, dtype=dtype))
     rows = list(short.measure(8, torch.float32, "tokens first", 1, 0.001))
     assert [record.facts["work"] for record in rows] == [FORWARD] * 4 + [BOTH] * 4
     assert rows[0].implementation == "alibi_attention native"

@@ -86,6 +86,7 @@ def test_adversarial_norms(backend, name, causal):
         check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_a_far_key_that_matters_is_visited(backend):
     """Its score makes up for the distance: without it the output would differ. Other heads and rows have none."""
     query, key, value = inputs(lengths=(32, 256), heads=(2, 2), batch_size=2)
@@ -267,6 +268,7 @@ def test_the_promise_on_random_inputs(backend, data):
     check_error_bounds(backend, [query, key, value], slopes, 2.0 ** -draw(st.integers(1, 24)), **options)
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_ranges_where_no_key_is_out_of_reach(backend):
     for queries, length, tolerance in ((5, 5, 0.0), (100, 100, 2**-24), (1, 600, 2**-24)):
         tensors = inputs((queries, length))
