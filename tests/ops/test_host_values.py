@@ -12,7 +12,6 @@ from seqwarm_kernels.ops.alibi_attention import validation
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
 from tests.support.backends import OPERATOR_ERROR, serving
-from tests.support.tiers import first_fast
 
 on_each_backend = pytest.mark.parametrize("backend", serving("alibi_attention_varlen"))
 
@@ -81,7 +80,8 @@ def arguments_with_gradients(changes=(), backend=None):
     return {**made, **{name: made[name].requires_grad_() for name in ("query", "key", "value")}}
 
 
-@pytest.mark.parametrize(("name", "changes"), first_fast(BAD, "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize(("name", "changes"), BAD)
 @on_each_backend
 def test_each_call_is_checked(backend, name, changes):
     for make in (arguments, arguments_with_gradients):
@@ -94,7 +94,8 @@ def test_each_call_is_checked(backend, name, changes):
             alibi_attention_varlen(**bad | empty)
 
 
-@pytest.mark.parametrize("changes", first_fast(GOOD, "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize("changes", GOOD)
 @on_each_backend
 def test_legal_values(backend, changes):
     made = arguments_with_gradients(changes, backend)
@@ -161,7 +162,8 @@ def test_positions_are_checked_in_each_call(backend, start):
 LEGAL = [(0, torch.int64), (FARTHEST, torch.int64), (-FARTHEST, torch.int64), (2**31 - 1, torch.int32)]
 
 
-@pytest.mark.parametrize(("start", "dtype"), first_fast(LEGAL, "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize(("start", "dtype"), LEGAL)
 @on_each_backend
 def test_legal_positions(backend, start, dtype):
     query = torch.randn(1, 2, 3, 8)

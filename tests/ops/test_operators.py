@@ -142,7 +142,8 @@ def check_compiles_like_eager(function, inputs_by_length, compiler="aot_eager"):
     assert num_graphs() - before <= 2
 
 
-LENGTHS = (8, 16, 24, 32)
+#: Rows that share tiles, and longer ones.
+LENGTHS = (8, 16, 40, 80)
 
 
 def heads_of(length):
@@ -162,11 +163,11 @@ def test_attention_compiles_once_for_a_ramp(backend, compiler):
 @native_first("alibi_attention")
 def test_segments_and_a_mask_compile_once_for_a_ramp(backend):
     def attend(query, key, value, mask, segment_length):
-        options = {"key_padding_mask": mask, "segment_length": segment_length, "window": 20, "return_lse": True}
+        options = {"key_padding_mask": mask, "segment_length": segment_length, "window": 40, "return_lse": True}
         out, lse = alibi_attention(query, key, value, **options, backend=backend)
         return out, lse.exp()
 
-    inputs = [(*heads_of(40), torch.rand(2, 40) > 0.2, length) for length in LENGTHS]
+    inputs = [(*heads_of(80), torch.rand(2, 80) > 0.2, length) for length in LENGTHS]
     check_compiles_like_eager(attend, inputs)
 
 
@@ -187,7 +188,7 @@ def test_dropout_compiles_once_for_a_ramp(backend):
 @native_first("alibi_attention_varlen")
 def test_varlen_compiles_once_for_a_ramp(backend):
     def attend(query, key, value, cu_seqlens, longest):
-        options = {"window": 10, "query_start": longest, "return_lse": True, "backend": backend}
+        options = {"window": 30, "query_start": longest, "return_lse": True, "backend": backend}
         return alibi_attention_varlen(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **options)
 
     def inputs(length):
@@ -211,9 +212,9 @@ def test_resize_compiles_once_for_a_ramp(backend, options, compiler):
         resized, info = resize_batch(batch, seq_len, return_info=True, backend=backend, **options)
         return resized["input_ids"] * 2, resized["labels"], resized["attention_mask"], info.num_valid_tokens
 
-    input_ids = torch.arange(64).view(2, 32)
-    mask = torch.arange(32) < torch.tensor([[29], [14]])
-    inputs = [(input_ids, mask, input_ids.clone(), length) for length in (*LENGTHS, 40)]
+    input_ids = torch.arange(160).view(2, 80)
+    mask = torch.arange(80) < torch.tensor([[70], [35]])
+    inputs = [(input_ids, mask, input_ids.clone(), length) for length in (*LENGTHS, 100)]
     check_compiles_like_eager(resize, inputs, compiler)
 
 
