@@ -38,17 +38,14 @@ STEEP = torch.tensor([0.5, 2.0])
 TOLERANCES = [2**-4, 2**-24]
 
 
-@pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("tolerance", TOLERANCES)
+@pytest.mark.parametrize("causal", first_fast([True, False], "exhaustive_in_interpreter"))
+@pytest.mark.parametrize("tolerance", first_fast(TOLERANCES, "exhaustive_in_interpreter"))
 def test_ordinary_inputs(backend, causal, tolerance):
-    tensors = inputs()
+    tensors = inputs(lengths=(200, 200))
     check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
     share = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=tolerance, backend=backend)
     assert share.max() < 0.8, "nothing was skipped"
     assert share[0, 1] <= share[0, 0]
-    everything = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=0, backend=backend)
-    assert (everything == 1).all()
 
 
 @pytest.mark.exhaustive_in_interpreter
@@ -97,6 +94,7 @@ def test_a_far_key_that_matters_is_visited(backend):
     torch.testing.assert_close(out[1, 0, -1], value[1, 0, 0])
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_queries_that_see_no_key_do_not_count(backend):
     query, key, value = inputs(lengths=(192, 192), heads=(1, 1))
     blind, slopes = torch.cat([torch.randn(1, 1, 128, 16), query], dim=2), torch.tensor([4.0])
