@@ -1,19 +1,16 @@
 """bench: peers compute the same, and CPU benchmarks measure and make their tables, in tiny sizes."""
 
 import json
-import sys
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from bench import page
 from bench.alibi_attention import cpu as attention
-from bench.alibi_attention import decoding, hopper, peers, short
+from bench.alibi_attention import decoding, peers, short
 from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
-from bench.alibi_attention.problems import TINY, Problem
+from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import RECORDS as ATTENTION
 from bench.batching import cpu as batching
 from bench.batching import files
@@ -51,29 +48,6 @@ def test_attention_peers_compute_the_same(problem):
         assert max(errors.values()) < 1e-4, peer.name
 
 
-def test_flash_attention_3_has_its_own_layout(monkeypatch):
-    pytest.importorskip("triton", reason="triton is not installed")
-    results = []
-
-    def flash_attn_func(*inputs, causal):
-        assert all(tensor.is_contiguous() for tensor in inputs)
-        head_major = (tensor.transpose(1, 2) for tensor in inputs)
-        return scaled_dot_product_attention(*head_major, is_causal=causal).transpose(1, 2)
-
-    class PretendRecorder:
-        def measure(self, stage, case, work, implementation, make, **_):
-            if implementation == peers.FLASH_3.name:
-                results.append(make()[0]())
-
-    flash = SimpleNamespace(flash_attn_func=flash_attn_func, __spec__=object())
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash)
-    hopper.hopper(PretendRecorder(), CPU, tiny=True)
-    inputs = Case(TINY, "a", CPU).inputs
-    out = scaled_dot_product_attention(*inputs, is_causal=True)
-    torch.testing.assert_close(results[0], out.detach())
-    assert [gradient.shape for gradient in results[1]] == [tensor.shape for tensor in inputs]
-
-
 def page_of(table, name, rows, monkeypatch, tmp_path):
     """The table that a page of docs would show of these records."""
     monkeypatch.setattr(page, "RESULTS", tmp_path)
@@ -83,6 +57,7 @@ def page_of(table, name, rows, monkeypatch, tmp_path):
 
 
 def test_short_attention_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(short, "problem_of", lambda length, dtype: Problem(2, 2, 2, length, 16, dtype=dtype))
     rows = list(short.measure(8, torch.float32, "tokens first", 1, 0.001))
     assert [record.facts["work"] for record in rows] == [FORWARD] * 4 + [BOTH] * 4
     assert rows[0].implementation == "alibi_attention native"

@@ -26,6 +26,7 @@ def test_the_parts_end_in_half_an_hour():
     assert all(part.minutes < 9 for part in command.PARTS.values())
     calls = [command.PARTS[name].minutes for name in ("hopper", "memory", "training", "attention")]
     assert command.SELECTION_MINUTES + sum(calls) <= 29.5
+    assert all((ROOT / path).exists() for path in command.SELECTION)
 
 
 # ---- the program, without its processes
@@ -77,30 +78,20 @@ def test_every_stage_runs_in_its_part(run):
 
 
 def test_the_part_of_tests(run, capsys, tmp_path):
-    started, records = run("tests", forward=("AssertionError: out is off", 0), pytest=(None, 1))
+    outcomes = {"forward": ("AssertionError: out is off", 0), "length_129": (None, -11), "pytest": (None, 1)}
+    started, records = run("tests", **outcomes)
     assert set(started) == {*steps.STEPS, "pytest"}
     failures = {record.case: record for record in records if record.failure}
-    assert set(failures) == {"forward", "gpu tests"}
+    assert set(failures) == {"forward", "length 129", "gpu tests"}
+    assert failures["length 129"].failure == "exit -11: output"
     text = capsys.readouterr().out
     assert "FAILED forward: AssertionError: out is off" in text
     assert "==== forward: exit 0: output\noutput of forward\n" in (tmp_path / "device_tests.log").read_text()
 
 
-def test_a_selection_of_the_tests(run):
-    assert set(run("tests", selection=True)[0]) == {*steps.ESSENTIAL, *steps.FIRST, "pytest"}
-    assert all((ROOT / path).exists() for path in command.SELECTION)
-
-
-def test_a_step_that_ends_its_process_is_recorded(run):
-    records = run("tests", forward=(None, -11))[1]
-    [record] = [record for record in records if record.case == "forward"]
-    assert (record.failure, record.facts["output"]) == ("exit -11: output", "output of forward")
-
-
-@pytest.mark.parametrize("name", ESSENTIAL)
-def test_nothing_runs_without_the_essentials(run, name):
-    with pytest.raises(SystemExit, match=f"{name} failed, so nothing else runs: there is none"):
-        run("memory", **{name.replace(" ", "_"): ("there is none", 0)})
+def test_nothing_runs_without_the_essentials(run):
+    with pytest.raises(SystemExit, match="kernels failed, so nothing else runs: there is none"):
+        run("memory", kernels=("there is none", 0))
 
 
 def test_the_running_measurement_is_recorded(run, tmp_path):
@@ -118,10 +109,9 @@ def test_a_stage_that_crashes_is_continued(run):
 
 
 def test_processes_of_a_program_end_with_it(tmp_path):
-    child = f"import time, pathlib; time.sleep(1); pathlib.Path({str(tmp_path / 'late')!r}).touch()"
-    program = Program(["sh", "-c", f'{sys.executable} -c "{child}" &'], tmp_path / "log", tmp_path)
+    program = Program(["sh", "-c", "(sleep 0.3; touch late) &"], tmp_path / "log", tmp_path)
     assert program.wait_until(time.monotonic() + 10).startswith("exit 0")
-    time.sleep(1.5)
+    time.sleep(0.5)
     assert not (tmp_path / "late").exists()
 
 
@@ -160,15 +150,13 @@ def test_after(): pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--numprocesses", "1"]], ids=["alone", "xdist"])
-def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch, options):
+def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # else pytest below is a worker too
-    if options:
-        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     (tmp_path / "test_some.py").write_text(_TESTS)
     records = tmp_path / "device_tests.jsonl"
     begin(records)
-    arguments = ["-p", "bench.gpu.pytest_records", "-o", "faulthandler_timeout=2", *options]
+    arguments = ["-p", "bench.gpu.pytest_records", "-o", "faulthandler_timeout=2", "--numprocesses", "1"]
     arguments += ["--rootdir", str(tmp_path), str(tmp_path)]
     environment = {"SEQWARM_RECORDS": str(records), "PYTHONPATH": str(ROOT)}
     program = Program([sys.executable, "-m", "pytest", *arguments], tmp_path / "log", tmp_path, **environment)
@@ -217,6 +205,7 @@ def test_a_dry_run(tmp_path, part):
         assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))
 
 
+@pytest.mark.slow
 def test_tiles_are_measured_and_put_back(monkeypatch, tmp_path):
     host = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
     if why_not("alibi_attention", "triton", "cpu", torch.float32) is not None:

@@ -6,10 +6,8 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from bench import ramp, shown
 from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
-from bench.batching import report as batching
 from bench.common.records import RESULTS, CpuRecord, read
 from bench.parallel import report as many_devices
 from bench.resize_batch import implementations as resizing
@@ -32,15 +30,6 @@ def styled():
 
 def lines_of(name):
     return read(RESULTS / f"{name}.jsonl")[1]
-
-
-def test_the_table_of_a_ramp_has_the_steps_after_a_new_length():
-    lines = [
-        {"variant": variant, "step": step, "seq_length": 16 * (step // 6 + 1), "seconds": 0.1 + (step % 6 == 0) * extra}
-        for extra, variant in enumerate(ramp.VARIANTS)
-        for step in range(48)
-    ]
-    assert "\n| flatten | 100 | 100 |" in ramp.ramp_table(lines)
 
 
 def test_attention_on_a_cpu():
@@ -94,34 +83,3 @@ def test_time_to_a_loss():
     assert sorted(half.get_ydata()) == found
     baseline = next(result for result in results if not result.case["duration"]).figures["curve"]
     assert drawn(curves)[training.BASELINE] == [(tokens / 1000, loss) for tokens, _, loss in baseline]
-
-
-def test_the_demo():
-    [line] = lines_of(shown.DEMO)
-    losses, lengths = map(drawn, shown.demo_figure(line).axes)
-    for run, name in (("baseline", "full length throughout"), ("warmup", "sequence-length warmup")):
-        found = [each for each in line["evaluations"] if each["run"] == run]
-        assert losses[name] == [(each["tokens"] / 1e6, each["validation_loss"]) for each in found]
-    of_warmup = lengths["sequence-length warmup"]
-    assert (of_warmup[0], max(length for _, length in of_warmup)) == ((0, 32), 256)
-
-
-def test_a_search():
-    [line] = lines_of(shown.TUNING)
-    perplexities, _ = (figure := shown.tuning_figure(line)).axes
-    *labels, limit = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sum(label.endswith("found") for label in labels) == 1
-    assert limit == "limit: 1.3 times the best before"
-    trials = [each for each in perplexities.lines if not each.get_label().startswith("_")]
-    assert [len(each.get_ydata()) for each in trials] == [len(each["validations"]) for each in line["trials"]]
-
-
-def test_padding():
-    [line] = lines_of(batching.FIGURE_RECORDS)
-    lengths, *panels = batching.padding_figure(line).axes
-    assert lengths.get_title(loc="left") == "242,409 items, 41,167,274 tokens"
-    assert panels[1].get_title(loc="left") == "7,576 batches, 84.2% padding"
-    for axes, way in zip(panels[::2], line["ways"], strict=True):
-        [stairs] = axes.patches
-        shares = [count / way["batches"] for count in way["padding_of_a_batch"]["counts"]]
-        assert list(stairs.get_data().values) == shares

@@ -31,25 +31,6 @@ def test_a_block_is_split_and_merged_again():
     assert allocator.device_calls == 1
 
 
-def test_a_large_block_keeps_a_small_rest():
-    allocator = CachingAllocator(CAPACITY)
-    assert allocator.allocate(19 * MIB + 512).size == 20 * MIB
-    assert allocator.allocate(9 * MIB).size == 9 * MIB
-    assert allocator.allocate(10 * MIB).size == 11 * MIB
-    assert allocator.device_calls == 2
-
-
-def test_the_smallest_block_that_fits_is_taken():
-    allocator = CachingAllocator(CAPACITY)
-    large, small = allocator.allocate(40 * MIB), allocator.allocate(24 * MIB)
-    allocator.free(large)
-    allocator.free(small)
-    allocator.allocate(MIB)
-    assert allocator.device_calls == 3, "small blocks do not take from large ones"
-    assert allocator.allocate(24 * MIB) is small
-    assert allocator.allocate(24 * MIB) is large
-
-
 def test_unused_segments_are_released_when_the_device_is_full():
     allocator = CachingAllocator(64 * MIB)
     kept = allocator.allocate(20 * MIB)

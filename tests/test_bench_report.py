@@ -53,21 +53,14 @@ def run_bench(monkeypatch, capsys):
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """Figures for light pages, laid out in place of being written."""
+def draws(monkeypatch):
+    """Functions that draw the figures, in place of images."""
     found = []
-
-    def png(draw, dark=False):
-        if not dark:
-            with style():
-                found.append(draw())
-        return b""
-
-    monkeypatch.setattr("bench.common.figures.png", png)
+    monkeypatch.setattr("bench.common.figures.png", lambda draw, dark=False: found.append(draw) or b"")
     return found
 
 
-def test_every_committed_records_file_has_a_section_and_readable_figures(run_bench, drawn, tmp_path):
+def test_every_committed_records_file_has_a_section_and_figures(run_bench, draws, tmp_path):
     sections = re.split("\n## (?=On a GPU|cpu)", run_bench("report", "--figures", tmp_path))
     reported = {section.removeprefix("## ").partition("\n")[0]: section for section in sections}
     files = sorted(RESULTS.glob("*.jsonl"))
@@ -89,13 +82,19 @@ def test_every_committed_records_file_has_a_section_and_readable_figures(run_ben
         else:
             assert section.count("\n|") >= len(lines)
     made = {path.stem for path in tmp_path.iterdir()}
-    assert len(made) == 2 * len(drawn), "a file for light pages, and one for dark ones"
+    assert len(made) == len(draws), "a file for light pages, and one for dark ones"
     of_others = {"reach", "attended_share", "plan", "allocator_replay"}
     assert {path.stem.removesuffix("_dark") for path in FIGURES.glob("*.png")} == of_others | {
         name.removesuffix("_dark") for name in made
     }
+
+
+@pytest.mark.slow
+def test_figures_are_readable(run_bench, draws, tmp_path):
+    run_bench("report", "--figures", tmp_path)
     with style():
-        for figure in drawn:
+        for draw in draws[::2]:  # each is drawn for dark pages, too
+            figure = draw()
             check_readable(figure)
             check_looks(figure, {line.get_gid() for axes in figure.axes for line in axes.lines if line.get_gid()})
 
@@ -203,6 +202,7 @@ def test_every_command_has_help(run_bench, name, capsys):
     assert f"python -m bench {name}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_cpu_benchmarks_need_no_triton():
     modules = ["alibi_attention.cpu", "resize_batch.cpu", "batching.cpu", "moment_statistics.cpu", "report"]
     code = "import sys; sys.modules['triton'] = None; import " + ", ".join(f"bench.{name}" for name in modules)

@@ -25,6 +25,7 @@ SMALL = {
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(run, "CALLS", SMALL)
+    monkeypatch.setattr(run, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(speed, "SIZES", [(1, 16)])
     monkeypatch.setattr(speed, "_SECONDS", 1e-4)
 
@@ -43,13 +44,14 @@ def test_the_operators_are_those_of_the_package():
     assert sorted(calls.CALLS) == backends.operators()
 
 
-def test_the_report(small, capsys):
+def test_the_report(small, monkeypatch, capsys):
+    monkeypatch.setattr(run, "_DTYPES", (torch.float32, torch.bfloat16))
     assert cli.main(["check", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report["environment"]["switches"]) == set(SWITCHES)
     assert report["environment"]["cpu"]
     rows = {(row["operator"], row["backend"], row["dtype"]) for row in report["results"]}
-    assert rows == set(product(SMALL, served(), ("float32", "bfloat16", "float16")))
+    assert rows == set(product(SMALL, served(), ("float32", "bfloat16")))
     assert all(row["mismatches"] == [] and row["worst_share"] <= 1 for row in report["results"])
     assert [len(case["milliseconds"]) for case in report["times"]] == [4, 3, 3]
     assert all(time > 0 for case in report["times"] for time in case["milliseconds"].values())
@@ -71,15 +73,13 @@ def wrong(operator):
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the native kernels do not serve here")
 @pytest.mark.parametrize("operator", [*SMALL, "alibi_attention_backward", "alibi_attention_varlen_backward"])
-def test_a_wrong_kernel_is_a_mismatch(small, monkeypatch, capsys, operator):
-    monkeypatch.setattr(run, "_DTYPES", (torch.float32,))
+def test_a_wrong_kernel_is_a_mismatch(small, capsys, operator):
     with torch.library._scoped_library("seqwarm", "IMPL") as library:
         library.impl(f"{operator}.native", wrong(operator), "CPU", allow_override=True)
         assert cli.main(["check"]) == 1
     text, changed = capsys.readouterr().out, operator.removesuffix("_backward")
     assert {tuple(line.split()[:3]) for line in text.splitlines() if "MISMATCH" in line} == {(changed, "cpu", "native")}
     assert f"\n  {changed} cpu native float32, a call: " in text
-    assert cli.main(["check"]) == 0
 
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the native kernels do not serve here")
@@ -92,7 +92,7 @@ def test_an_error_is_a_mismatch(small, capsys):
         assert cli.main(["check"]) == 1
     text = capsys.readouterr().out
     assert "  resize_batch cpu native float32, a call: RuntimeError: no kernel image" in text
-    assert "3 mismatches" in text
+    assert "1 mismatches" in text
 
 
 def test_backends_that_should_serve_and_do_not(small, monkeypatch, capsys):
@@ -105,7 +105,6 @@ def test_backends_that_should_serve_and_do_not(small, monkeypatch, capsys):
     assert report["times"] == []
     assert cli.main(["check", "--backends", "native"]) == 1
     assert "\nnative is missing: the kernels are not built" in capsys.readouterr().out
-    assert cli.main(["check", "--backends", "reference"]) == 0
     monkeypatch.setattr(backends, "is_supported_platform", lambda: False)
     assert cli.main(["check"]) == 0
 

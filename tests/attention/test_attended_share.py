@@ -38,19 +38,17 @@ STEEP = torch.tensor([0.5, 2.0])
 TOLERANCES = [2**-4, 2**-24]
 
 
-@pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("tolerance", TOLERANCES)
+@pytest.mark.parametrize("causal", first_fast([True, False], "exhaustive_in_interpreter"))
+@pytest.mark.parametrize("tolerance", first_fast(TOLERANCES, "exhaustive_in_interpreter"))
 def test_ordinary_inputs(backend, causal, tolerance):
-    tensors = inputs()
+    tensors = inputs(lengths=(200, 200))
     check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
     share = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=tolerance, backend=backend)
     assert share.max() < 0.8, "nothing was skipped"
     assert share[0, 1] <= share[0, 0]
-    everything = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=0, backend=backend)
-    assert (everything == 1).all()
 
 
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_keys_that_few_queries_attend(backend, causal):
     """Enough blocks of queries and of keys for every loop of the Triton kernel that finds them."""
@@ -67,12 +65,8 @@ def norms_of(name, tensors):
         key[:, :, 3] = 40 * query[:, :1, -1]  # aligned with the last query
     elif name == "far key after":
         key[:, :, -3] = 40 * query[:, :1, 10]
-    elif name == "all equal":
-        key[:] = key[:, :, :1]
     elif name == "zero":
         key.zero_()
-    elif name == "opposite":
-        key[:] = -10 * query[:, :1].mean(2, keepdim=True)
     elif name == "growing":
         query *= torch.linspace(30, 0.1, query.shape[2])[:, None]  # early queries reach farther than late ones
     elif name == "uneven":
@@ -81,9 +75,7 @@ def norms_of(name, tensors):
 
 @pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    "name", ["huge", "one far key", "far key after", "all equal", "zero", "opposite", "growing", "uneven"]
-)
+@pytest.mark.parametrize("name", ["huge", "one far key", "far key after", "zero", "growing", "uneven"])
 def test_adversarial_norms(backend, name, causal):
     tensors = inputs()
     norms_of(name, tensors)
@@ -91,6 +83,7 @@ def test_adversarial_norms(backend, name, causal):
         check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_a_far_key_that_matters_is_visited(backend):
     """Its score makes up for the distance: without it the output would differ. Other heads and rows have none."""
     query, key, value = inputs(lengths=(32, 256), heads=(2, 2), batch_size=2)
@@ -101,18 +94,20 @@ def test_a_far_key_that_matters_is_visited(backend):
     torch.testing.assert_close(out[1, 0, -1], value[1, 0, 0])
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_queries_that_see_no_key_do_not_count(backend):
-    query, key, value = inputs(lengths=(256, 256))
-    blind = torch.cat([torch.randn(1, 2, 128, 16), query], dim=2)
-    share = attended_share(query, key, value, STEEP, backend=backend)
-    assert share.max() < 0.8
-    assert torch.equal(attended_share(blind, key, value, STEEP, query_start=-128, backend=backend), share)
-    alone = attended_share(blind[:, :, :128], key, value, STEEP, query_start=-128, backend=backend)
-    assert torch.equal(alone, torch.ones(1, 2))
+    query, key, value = inputs(lengths=(192, 192), heads=(1, 1))
+    blind, slopes = torch.cat([torch.randn(1, 1, 128, 16), query], dim=2), torch.tensor([4.0])
+    share = attended_share(query, key, value, slopes, backend=backend)
+    assert share < 0.8
+    assert torch.equal(attended_share(blind, key, value, slopes, query_start=-128, backend=backend), share)
+    alone = attended_share(blind[:, :, :128], key, value, slopes, query_start=-128, backend=backend)
+    assert alone == 1
 
 
-@pytest.mark.parametrize("after", first_fast([False, True], "exhaustive_in_interpreter"))
-@pytest.mark.parametrize("strength", first_fast([117, 60, 100, 150], "slow_in_interpreter"))
+@pytest.mark.parametrize(
+    ("strength", "after"), first_fast([(117, False), (117, True), (150, False)], "exhaustive_in_interpreter")
+)
 def test_the_bound_is_tight(backend, strength, after):
     """One query and one aligned key, at the largest distance at which the key weighs more than the tolerance."""
     query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
@@ -138,16 +133,6 @@ def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
 
 
 @pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
-def test_slopes_without_a_reach(backend, slope):
-    tensors = inputs(lengths=(200, 200), heads=(1, 1))
-    slopes = torch.tensor([slope])
-    for causal in (True, False):
-        check_error_bounds(backend, tensors, slopes, 2**-4, causal=causal)
-        assert (attended_share(*tensors, slopes, causal=causal, skip_tolerance=2**-4, backend=backend) == 1).all()
-
-
-@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_masked_diagonal(backend, causal):
     """Without a sum of near keys nothing may be skipped. Padding holds NaN."""
@@ -164,9 +149,9 @@ def test_a_masked_diagonal(backend, causal):
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("bad", first_fast([float("nan"), float("inf")]))
+@pytest.mark.parametrize("bad", first_fast([float("nan"), float("inf")], "exhaustive_in_interpreter"))
 def test_a_key_that_is_not_finite_is_visited(backend, bad):
-    query, key, value = inputs(lengths=(300, 300), heads=(1, 1))
+    query, key, value = inputs(lengths=(150, 150), heads=(1, 1))
     query[0, 0, -1] = 1.0
     key[0, 0, 2, 0], key[0, 0, 2, 1] = bad, -bad  # their products sum to NaN
     slopes = torch.tensor([4.0])
@@ -220,10 +205,6 @@ def test_packed_sequences(backend, causal):
     assert share[-1] < 0.9
 
 
-def test_half_precision(backend):
-    check_error_bounds(backend, inputs(dtype=torch.float16), STEEP, 2**-6, causal=False)
-
-
 def test_backward_loads_nothing_that_forward_skipped(backend):
     """Keys that no query attended hold NaN when backward runs."""
     query, key, value = inputs(lengths=(64, 512), heads=(1, 1))
@@ -243,7 +224,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
 
 
 @pytest.mark.parametrize(
-    ("causal", "window"), first_fast([(False, None), (False, 12), (True, None)], "slow_in_interpreter")
+    ("causal", "window"), first_fast([(False, None), (False, 12), (True, None)], "exhaustive_in_interpreter")
 )
 def test_forward_attends_no_key_outside_of_its_ranges(backend, causal, window):
     """Their values hold NaN when it runs again."""
@@ -285,9 +266,10 @@ def test_the_promise_on_random_inputs(backend, data):
     check_error_bounds(backend, [query, key, value], slopes, 2.0 ** -draw(st.integers(1, 24)), **options)
 
 
+@pytest.mark.exhaustive_in_interpreter
 def test_ranges_where_no_key_is_out_of_reach(backend):
-    for queries, length, tolerance in ((5, 5, 0.0), (40, 40, 2**-24), (150, 150, 2**-24), (1, 600, 2**-24)):
-        tensors = inputs((queries, length), batch_size=2)
+    for queries, length, tolerance in ((5, 5, 0.0), (100, 100, 2**-24), (1, 600, 2**-24)):
+        tensors = inputs((queries, length))
         options = DenseOptions(None, None, None, 0, False, 0.25, None, None, 0.0, tolerance)
         ranges = overload("alibi_attention", backend)(*tensors, STEEP / 100, *options)[3]
         assert (ranges[..., 0::2] == 0).all()

@@ -2,12 +2,11 @@
 
 import importlib
 import inspect
-import threading
 import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
@@ -16,9 +15,12 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import short
 from tests.support.backends import serving
 from tests.support.kernels import CalledOperators
+from tests.support.tiers import examples
 
 BACKENDS = serving()
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
+#: Triton's interpreter takes seconds, and the calls of both are made by the same code.
+not_interpreted = pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def results(backend, heads, length, options):
 
 @each_backend
 @pytest.mark.exhaustive_in_interpreter
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(calls=calls_of_two_kinds())
 def test_known_calls_equal_new_ones(backend, calls):
     forget()
@@ -104,7 +106,7 @@ def test_known_calls_equal_new_ones(backend, calls):
         torch.testing.assert_close(result, results(backend, *call), rtol=0, atol=0)
 
 
-@each_backend
+@not_interpreted
 def test_wrong_arguments_of_a_known_kind(backend):
     tensor = torch.randn(1, 1, 2, 8)
     alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1)
@@ -117,7 +119,7 @@ def test_wrong_arguments_of_a_known_kind(backend):
         alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1, key_padding_mask=mask)
 
 
-@each_backend
+@not_interpreted
 @pytest.mark.parametrize("varlen", [False, True])
 def test_a_growing_query_start_is_one_kind(backend, varlen):
     """So that decoding checks its first call alone."""
@@ -137,7 +139,7 @@ def test_a_growing_query_start_is_one_kind(backend, varlen):
             function(query, key, key, *options, backend=backend, query_start=wrong)
 
 
-@each_backend
+@not_interpreted
 @pytest.mark.parametrize("varlen", [False, True])
 @pytest.mark.parametrize("changed", ["key", "query_start"])
 def test_an_input_that_changes_before_backward_is_an_error(backend, varlen, changed):
@@ -154,7 +156,7 @@ def test_an_input_that_changes_before_backward_is_an_error(backend, varlen, chan
             out.sum().backward()
 
 
-@each_backend
+@not_interpreted
 def test_the_last_query_of_a_known_call_is_at_the_last_key(backend):
     query, key = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 5, 8)
     expected = alibi_attention(query, key, key, query_start=3, backend=backend)
@@ -180,7 +182,7 @@ def test_a_call_that_a_graph_captures_is_not_remembered(monkeypatch):
     assert not fast_path._checked_calls
 
 
-@each_backend
+@not_interpreted
 def test_autocast_after_a_call_without(backend):
     tensors = [torch.randn(1, 1, 2, 8) for _ in range(3)]
     assert alibi_attention(*tensors, backend=backend).dtype == torch.float32
@@ -190,34 +192,14 @@ def test_autocast_after_a_call_without(backend):
     assert alibi_attention(*tensors, backend=backend).dtype == torch.float32
 
 
-@each_backend
+@not_interpreted
 def test_dropout_draws_a_seed_for_each_call(backend):
     tensors = [torch.randn(1, 2, 16, 8) for _ in range(3)]
     first, second = (alibi_attention(*tensors, dropout_p=0.5, backend=backend) for _ in range(2))
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
-def test_threads(backend):  # Triton's interpreter runs one kernel at a time
-    tensors = [torch.randn(1, 2, 5, 8) for _ in range(3)]
-    expected = alibi_attention(*tensors, backend=backend)
-    fast_path._checked_calls.clear()
-    got = []
-
-    def work():
-        for _ in range(3):
-            got.append(alibi_attention(*tensors, backend=backend))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 12
-    torch.testing.assert_close(got, [expected] * 12, rtol=0, atol=0)
-
-
-@each_backend
+@not_interpreted
 @pytest.mark.parametrize("varlen", [False, True])
 def test_autograd_of_a_known_call(backend, varlen):
     """lse alone, only the slopes, saved-tensor hooks, a second backward, and no second derivative."""
@@ -254,6 +236,7 @@ def test_autograd_of_a_known_call(backend, varlen):
         assert not call(query, slopes)[0].requires_grad
 
 
+@pytest.mark.exhaustive_in_interpreter
 @each_backend
 @pytest.mark.parametrize("varlen", [False, True])
 def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
@@ -277,12 +260,11 @@ def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
         return [*torch.autograd.grad((out * weights).sum() + lse.sum(), [leaves[index] for index in needed])]
 
     expected = gradients("reference", range(4))
-    alone = [] if backend == "triton" else [[0], [1], [2], [3]]  # its interpreter is slow
-    for needed in (range(4), range(4), *alone):
+    for needed in (range(4), range(4), *([each] for each in range(4))):
         torch.testing.assert_close(gradients(backend, needed), [expected[index] for index in needed])
 
 
-@each_backend
+@not_interpreted
 def test_compiled_autograd_of_an_eager_forward(backend):
     leaves = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
 
@@ -319,7 +301,7 @@ def test_the_dispatcher_is_passed_by_only_without_a_mode(backend, monkeypatch):
     assert backend == "reference" or backends.module is None or type(way) is type(backends.module.call_kind)
 
 
-@each_backend
+@not_interpreted
 def test_a_mode_around_backward_sees_the_operator(backend):
     leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
     out = alibi_attention(leaf, leaf, leaf, backend=backend)
@@ -328,7 +310,7 @@ def test_a_mode_around_backward_sees_the_operator(backend):
     assert f"seqwarm::alibi_attention_backward.{backend}" in called.names
 
 
-@each_backend
+@not_interpreted
 def test_below_autograd_no_graph_is_recorded(backend):
     """In the implementation of an operator with an autograd of its own."""
     leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
@@ -358,15 +340,16 @@ def test_an_error_in_a_python_kernel(monkeypatch):
 
 @each_backend
 def test_the_profiler_sees_a_known_call(backend):
-    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    leaf, gradients = torch.randn(1, 2, 4, 8, requires_grad=True), []
     for _ in range(2):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            alibi_attention(leaf, leaf, leaf, backend=backend).sum().backward()
+            gradients += torch.autograd.grad(alibi_attention(leaf, leaf, leaf, backend=backend).sum(), leaf)
+    assert torch.equal(*gradients)
     names = {event.name for event in profile.events()}
     assert {"seqwarm::alibi_attention", "seqwarm::alibi_attention_backward"} <= names
 
 
-@each_backend
+@not_interpreted
 def test_a_negative_view_as_gradient_of_lse(backend):
     query = torch.randn(1, 2, 6, 16, requires_grad=True)
     _, lse = alibi_attention(query, query, query, return_lse=True, backend=backend)
@@ -375,13 +358,3 @@ def test_a_negative_view_as_gradient_of_lse(backend):
         torch.autograd.grad(lse, query, weight, retain_graph=True) for weight in (torch._neg_view(weights), -weights)
     )
     assert torch.equal(*got, *want)
-
-
-@each_backend
-def test_batched_gradients(backend):
-    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
-    rows = torch.randn(2, 1, 2, 4, 8)
-    out = alibi_attention(leaf, leaf, leaf, backend=backend)
-    expected = [torch.autograd.grad(out, leaf, row, retain_graph=True)[0] for row in rows]
-    (got,) = torch.autograd.grad(out, leaf, rows, is_grads_batched=True)
-    torch.testing.assert_close(got, torch.stack(expected))

@@ -114,8 +114,8 @@ def test_tensors_are_dense(name):
 
 
 def test_positions_made_in_a_compiled_function():
-    """The number of rows is symbolic there, and the number of positions is not."""
-    query = torch.randn(2, 4, 3, 8)
+    """The number of rows and of heads is symbolic there, and the number of positions is not."""
+    query = torch.randn(2, 6, 3, 8)
 
     def attend(query):
         return alibi_attention(query, query, query, query_start=torch.tensor([0, 2]))

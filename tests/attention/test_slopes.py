@@ -23,7 +23,7 @@ def slopes_of_the_paper(num_heads):
     return power_of_two(closest) + slopes_of_the_paper(2 * closest)[0::2][: num_heads - closest]
 
 
-@pytest.mark.parametrize("num_heads", [*range(1, 34), 40, 64, 71, 96, 128])
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 5, 8, 12, 16, 71, 128])
 def test_slopes_are_those_of_the_paper(num_heads):
     slopes = alibi_slopes(num_heads)
     assert slopes.dtype == torch.float32
@@ -115,13 +115,3 @@ def test_default_slopes_of_another_context_are_not_kept():
     query = torch.randn(1, 6, 5, 4, requires_grad=True)
     alibi_attention(query, query, query).sum().backward()
     assert query.grad is not None
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_default_slopes_in_a_compiled_function(dynamic):
-    """Also where the number of heads is symbolic."""
-    query = torch.randn(2, 6, 5, 4)
-    compiled = torch.compile(
-        lambda query: alibi_attention(query, query, query), fullgraph=True, dynamic=dynamic, backend="aot_eager"
-    )
-    torch.testing.assert_close(compiled(query), alibi_attention(query, query, query))

@@ -27,7 +27,7 @@ def random_inputs(batch_size=2, heads=(4, 2), lengths=(7, 9), head_dim=5, dtype=
 LENGTHS = st.integers(0, 9)
 
 
-@examples(150)
+@examples(60)
 @given(
     case=cases(st.tuples(LENGTHS, LENGTHS) | LENGTHS.map(lambda length: (length, length)), batch_size=st.integers(0, 2))
 )
@@ -52,7 +52,6 @@ def test_outputs_and_gradients_match_the_dense_computation(backend, case):
         torch.testing.assert_close(gradient, torch.zeros_like(leaf) if want is None else want, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.slow
 def test_gradcheck_of_everything_combined(backend):
     inputs = random_inputs(batch_size=2, heads=(4, 2), lengths=(6, 6), head_dim=3)
     slopes = torch.rand(2, 4, dtype=torch.float64, requires_grad=True)
@@ -66,16 +65,8 @@ def test_gradcheck_of_everything_combined(backend):
         return out, lse.masked_fill(lse.isinf(), 0)
 
     for options in ({"window": 2, "segment_length": 4}, {"window": 4, "query_start": 1, "causal": False}):
-        assert torch.autograd.gradcheck(partial(attend, dropout_p=0.4, **options), (*inputs, slopes))
-
-
-def test_segments_equal_rows(backend):
-    query, key, value = random_inputs(lengths=(12, 12))
-    out, lse = alibi_attention(query, key, value, segment_length=4, return_lse=True, backend=backend)
-    rows = [t.unflatten(2, (3, 4)).transpose(1, 2).flatten(0, 1) for t in (query, key, value)]
-    out_rows, lse_rows = alibi_attention(*rows, return_lse=True, backend=backend)
-    torch.testing.assert_close(out, out_rows.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3), rtol=0, atol=1e-14)
-    torch.testing.assert_close(lse, lse_rows.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3), rtol=0, atol=1e-14)
+        function = partial(attend, dropout_p=0.4, **options)
+        assert torch.autograd.gradcheck(function, (*inputs, slopes), fast_mode=True)
 
 
 def test_shards_of_the_keys_merge_by_their_lse(backend):
@@ -105,7 +96,7 @@ def test_default_slopes_and_scale(backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [1, 3, 64, 129, 256])
+@pytest.mark.parametrize("head_dim", [1, 64, 256])
 def test_lower_precision_stays_inside_its_error_budget(backend, dtype, head_dim):
     inputs = random_inputs(lengths=(65, 65), head_dim=head_dim, dtype=dtype)
     slopes = alibi_slopes(4).requires_grad_()

@@ -46,7 +46,7 @@ def attend_one_by_one(leaves, case):
     return torch.cat(outs), torch.cat(sums)
 
 
-@examples(60)
+@examples(30)
 @given(case=packed_cases())
 def test_equals_the_sequences_one_by_one(backend, case):
     leaves, attend = case.call("cpu", torch.float64)
@@ -64,20 +64,6 @@ def test_equals_the_sequences_one_by_one(backend, case):
         torch.testing.assert_close(gradient, torch.zeros_like(leaf) if want is None else want, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_training_on_packed_sequences_and_decoding_one_query_at_a_time_agree(backend, causal):
-    """Cross-attention: each sequence has keys of its own length, and queries that count from its first key."""
-    leaves, attend = PackedCase(([6, 4], [9, 5]), options={"causal": causal, "query_start": 0}).call()
-    query, key, value, slopes = (leaf.double() for leaf in leaves)
-    trained, _ = attend((query, key, value, slopes), backend)
-    ends_q, ends_k = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 9, 14], dtype=torch.int32)
-    for step in range(4):
-        now = query[[step, 6 + step]]
-        options = {"causal": causal, "query_start": torch.tensor([step, step]), "backend": backend}
-        decoded = alibi_attention_varlen(now, key, value, ends_q, ends_k, 1, 9, slopes, skip_tolerance=0, **options)
-        torch.testing.assert_close(decoded, trained[[step, 6 + step]], rtol=1e-12, atol=1e-12)
-
-
 def test_gradcheck_of_dropout(backend):
     case = PackedCase(([3, 0, 4], [5, 1, 4]), 0, {"window": 3, "dropout_p": 0.3}, 3, "by row")
     leaves, attend = case.call()
@@ -87,7 +73,7 @@ def test_gradcheck_of_dropout(backend):
         out, lse = attend(leaves, backend)
         return out, lse.nan_to_num(neginf=0)
 
-    assert torch.autograd.gradcheck(attend_seeded, [leaf.double().requires_grad_() for leaf in leaves])
+    assert torch.autograd.gradcheck(attend_seeded, [leaf.double().requires_grad_() for leaf in leaves], fast_mode=True)
 
 
 def test_dropout_differs_between_sequences(backend):

@@ -117,7 +117,7 @@ def test_a_wrong_argument_is_refused_or_means_what_the_reference_makes_of_it(nam
     torch.manual_seed(0)
     operator, arguments = CALLS[name]()
     refused = 0
-    for _ in range(40):
+    for _ in range(25):
         given, changed = changed_arguments(draw, (saved_of(operator, arguments) if backward else {}) | arguments)
         about = f"{changed}: {getattr(given[changed], 'shape', given[changed])} {getattr(given[changed], 'dtype', '')}"
         if backward and changed in arguments:
@@ -134,7 +134,7 @@ def test_a_wrong_argument_is_refused_or_means_what_the_reference_makes_of_it(nam
         for result, want in zip(results, expected, strict=True):
             close = torch.allclose(result.float(), want.float(), rtol=0.05, atol=0.2, equal_nan=True)
             assert close, about
-    assert refused > 15
+    assert refused > 8
 
 
 @pytest.mark.parametrize("name", ["tiles", "packed"])

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention
@@ -14,16 +14,17 @@ from tests.support.attention_cases import LAYOUTS, cases, check_case
 from tests.support.backends import needs_native
 from tests.support.kernels import check_attention
 from tests.support.skipping import check_error_bounds, check_the_promise
+from tests.support.tiers import examples
 
 pytestmark = [needs_native, pytest.mark.usefixtures("poisoned_memory")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN = float("nan")
 
 
-@settings(max_examples=40)
+@examples(12)
 @given(
     case=cases(
-        st.tuples(st.integers(1, 6), st.integers(65, 150) | st.sampled_from([511, 512, 513, 544, 1300])),
+        st.tuples(st.integers(1, 6), st.integers(65, 150) | st.sampled_from([512, 513, 544, 1100])),
         heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 1), (20, 1), (10, 2)]),
         head_dim=st.sampled_from([1, 5, 17, 40, 80, 256]),
         slopes=st.sampled_from(["flat", "flat by row", 0.0]),
@@ -51,7 +52,7 @@ STEEP = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
 
 @pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("tolerance", [2**-24, 1e-3, 0.1])
+@pytest.mark.parametrize("tolerance", [2**-24, 0.1])
 @pytest.mark.parametrize("causal", [True, False])
 def test_skipping_keeps_its_promise(tolerance, causal, bounded):
     query, key, value = cache_of()
@@ -121,14 +122,13 @@ def test_bits_do_not_depend_on_the_number_of_threads(threads, dtype, layout):
     query = torch.randn(3, 4, 2, 64).to(dtype)
     key, value = (LAYOUTS[layout](torch.randn(3, 2, 3000, 64).to(dtype)) for _ in range(2))
     results = []
-    for number in (1, 2, 5):
+    for number in (1, 5):
         threads(number)
         results.append(
             alibi_attention(query, key, value, key_norm_bound=bound_of(key), return_lse=True, backend="native")
         )
-    for others in results[1:]:
-        for first, second in zip(results[0], others, strict=True):
-            assert torch.equal(first, second)
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,13 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.self_check.calls import differentiate
 from tests.support.attention_cases import LAYOUTS, PackedCase, cases, check_case
 from tests.support.backends import needs_native
+from tests.support.tiers import examples
 
 pytestmark = [needs_native, pytest.mark.usefixtures("poisoned_memory")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -22,11 +23,11 @@ def short_lengths(draw):
     return queries, draw(st.sampled_from([queries, queries, min(64, queries + 3), max(1, queries - 2)]))
 
 
-@settings(max_examples=60)
+@examples(15)
 @given(
     case=cases(
         short_lengths(),
-        batch_size=st.sampled_from([1, 2, 3, 50]),
+        batch_size=st.sampled_from([1, 2, 3, 20]),
         head_dim=st.sampled_from([1, 5, 16, 33, 64, 80, 128, 200]),
     ),
     dtype=st.sampled_from(DTYPES),
@@ -35,9 +36,9 @@ def test_rows(case, dtype):
     check_case(case, "native", dtype=dtype, rounds_scores=True)
 
 
-@settings(max_examples=25)
+@examples(8)
 @given(
-    lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60),
+    lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30),
     unused=st.sampled_from([0, 5, 130]),
     dtype=st.sampled_from(DTYPES),
     causal=st.booleans(),
@@ -69,8 +70,10 @@ def test_the_only_key_of_a_query(dropout_p):
     torch.testing.assert_close(key.grad, grad_score * query, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "projection", "slice"])
-@pytest.mark.parametrize("length", [1, 3, 8, 16, 20, 32, 40, 64])
+@pytest.mark.parametrize(
+    ("length", "layout"),
+    [(1, "slice"), (3, "contiguous"), (8, "projection"), (20, "slice"), (40, "contiguous"), (64, "slice")],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_its_neighbors(layout, length, dtype):
     """Not even on NaN in them: all bits are those of the row alone."""
@@ -99,9 +102,8 @@ def test_a_row_does_not_depend_on_its_neighbors(layout, length, dtype):
 STREAMED = 2**19
 
 
-@pytest.mark.parametrize("head_dim", [64, 32, 16, 40])
+@pytest.mark.parametrize(("layout", "head_dim"), [("contiguous", 64), ("projection", 16), ("slice", 40)])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["contiguous", "projection", "slice"])
 def test_large_results_have_the_bits_of_small_ones(layout, dtype, head_dim):
     length, heads = 9, 4
     batch_size = -(-STREAMED // (length * heads * head_dim * dtype.itemsize))
@@ -153,7 +155,7 @@ def in_new_thread(function):
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [3, 7, 13, 21])
+@pytest.mark.parametrize("length", [3, 13, 21])
 @pytest.mark.parametrize("start", [0, -2])  # of -2, the first two queries see no key
 def test_memory_of_calls_before_changes_nothing(start, length, dtype, dropout_p):
     leaves = [torch.randn(5, heads, length, 20).to(dtype).requires_grad_() for heads in (4, 2, 2)]
@@ -167,12 +169,3 @@ def test_memory_of_calls_before_changes_nothing(start, length, dtype, dropout_p)
     for result, again in zip(first, in_new_thread(lambda: differentiate(attend, leaves, weights)), strict=True):
         assert not result.isnan().any()
         assert torch.equal(result, again)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [4, 100])
-def test_keys_that_are_minus_infinity_have_no_weight(length, dtype):
-    query, value = torch.ones(1, 2, length, 16, dtype=dtype), torch.randn(1, 2, length, 16).to(dtype)
-    out, lse = alibi_attention_with_lse((query, torch.full_like(query, float("-inf")), value))
-    assert (out == 0).all()
-    assert (lse == float("-inf")).all()

@@ -12,9 +12,9 @@ from ..support.defaults import other_defaults
 
 
 def attend(backend):
-    tensors = [torch.randn(2, 2, 9, 4, requires_grad=True) for _ in range(3)]
-    slopes = alibi_slopes(2).requires_grad_()
-    mask = torch.rand(2, 9) > 0.2
+    tensors = [torch.randn(1, 1, 9, 4, requires_grad=True) for _ in range(3)]
+    slopes = alibi_slopes(1).requires_grad_()
+    mask = torch.rand(1, 9) > 0.2
 
     def call():
         torch.manual_seed(0)
@@ -25,8 +25,8 @@ def attend(backend):
 
 
 def attend_varlen(backend):
-    tensors = [torch.randn(7, 2, 4, requires_grad=True) for _ in range(3)]
-    slopes, cu_seqlens = alibi_slopes(2).requires_grad_(), torch.tensor([0, 3, 7], dtype=torch.int32)
+    tensors = [torch.randn(7, 1, 4, requires_grad=True) for _ in range(3)]
+    slopes, cu_seqlens = alibi_slopes(1).requires_grad_(), torch.tensor([0, 3, 7], dtype=torch.int32)
 
     def call():
         torch.manual_seed(0)

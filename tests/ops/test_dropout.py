@@ -3,7 +3,7 @@ import torch
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
-from seqwarm_kernels.ops.alibi_attention.dropout import dropout_origins, keep_mask, philox
+from seqwarm_kernels.ops.alibi_attention.dropout import keep_mask, philox
 
 #: Known answers of Philox-4x32-10, from the Random123 distribution: counter, key, output.
 KNOWN_ANSWERS = [
@@ -27,7 +27,7 @@ def test_philox_against_known_answers(counter, key, output):
 def test_four_neighboring_keys_share_a_counter():
     seed = torch.tensor(12345)
     head, query = torch.tensor(3), torch.tensor(5)
-    for group in range(50):
+    for group in range(10):
         words = philox(seed, torch.tensor(group), query, head, torch.tensor(0))
         for lane, word in enumerate(words):
             kept = keep_mask(0.5, seed, head, query, torch.tensor(4 * group + lane))
@@ -53,8 +53,3 @@ def test_share_kept(dropout_p):
     key, query = torch.arange(400), torch.arange(400)[:, None]
     kept = keep_mask(dropout_p, torch.tensor(7), torch.tensor(0), query, key)
     assert kept.double().mean().item() == pytest.approx(1 - dropout_p, abs=0.01)
-
-
-def test_origins_count_heads_through_the_batch():
-    origins = dropout_origins(torch.tensor(7), 2, 3, first_query=5, first_key=8)
-    assert origins.tolist() == [[[7, head, 5, 8] for head in row] for row in ([0, 1, 2], [3, 4, 5])]

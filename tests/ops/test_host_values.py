@@ -9,8 +9,9 @@ from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.attention import fast_path
 from seqwarm_kernels.attention.attended_share import attended_share_varlen
 from seqwarm_kernels.ops.alibi_attention import validation
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from seqwarm_kernels.ops.library import overload
 from tests.support.backends import OPERATOR_ERROR, serving
-from tests.support.tiers import first_fast
 
 on_each_backend = pytest.mark.parametrize("backend", serving("alibi_attention_varlen"))
 
@@ -57,9 +58,12 @@ def arguments(changes=(), backend=None, **more):
     return {**made, **given, "backend": backend, **more}
 
 
+NAMES = ("query", "key", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+
 def packing(changes):
     made = arguments(changes)
-    return [made[name] for name in ("query", "key", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")]
+    return [made[name] for name in NAMES]
 
 
 @pytest.mark.parametrize(("name", "changes"), BAD + EXTREME)
@@ -76,7 +80,8 @@ def arguments_with_gradients(changes=(), backend=None):
     return {**made, **{name: made[name].requires_grad_() for name in ("query", "key", "value")}}
 
 
-@pytest.mark.parametrize(("name", "changes"), first_fast(BAD, "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize(("name", "changes"), BAD)
 @on_each_backend
 def test_each_call_is_checked(backend, name, changes):
     for make in (arguments, arguments_with_gradients):
@@ -89,24 +94,35 @@ def test_each_call_is_checked(backend, name, changes):
             alibi_attention_varlen(**bad | empty)
 
 
-@pytest.mark.parametrize("changes", first_fast(GOOD, "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize("changes", GOOD)
 @on_each_backend
 def test_legal_values(backend, changes):
     made = arguments_with_gradients(changes, backend)
-    for _ in range(2):
-        out = alibi_attention_varlen(**made)
-        out.sum().backward()
+    out = alibi_attention_varlen(**made)
+    out.sum().backward()
     expected = alibi_attention_varlen(**{**made, "backend": "reference"})
     torch.testing.assert_close(out, expected)
 
 
 @on_each_backend
-def test_operators_check_what_a_compiled_call_did_not(backend):
+def test_operators_check_what_a_call_did_not(backend):
     """Values are not known while a call is traced. The operators read them when the compiled call runs."""
-    compiled = torch.compile(alibi_attention_varlen, backend="aot_eager", fullgraph=True)
-    compiled(**arguments({}, backend))
+    query, key, *packing = (arguments({"cu_seqlens_k": [0, 3, 9]})[name] for name in NAMES)
+    options = VarlenOptions(*packing[:2], None, *packing[2:], True, 0.5, None, 0.0, 0.0)
     with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k"):
-        compiled(**arguments({"cu_seqlens_k": [0, 3, 9]}, backend))
+        overload("alibi_attention_varlen", backend)(query, key, key, torch.rand(2), *options)
+    options = DenseOptions(torch.tensor([2**61]), None, None, 0, True, 0.5, None, None, 0.0, 0.0)
+    query = torch.randn(1, 2, 3, 8)
+    with pytest.raises(OPERATOR_ERROR, match="query_start must be from"):
+        overload("alibi_attention", backend)(query, query, query, torch.rand(2), *options)
+
+
+def test_a_compiled_call_is_checked():
+    compiled = torch.compile(alibi_attention_varlen, backend="aot_eager", fullgraph=True)
+    compiled(**arguments())
+    with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k"):
+        compiled(**arguments({"cu_seqlens_k": [0, 3, 9]}))
 
 
 def test_nothing_is_read_without_values():
@@ -126,7 +142,8 @@ def test_the_share_of_attended_keys_needs_the_same_values(backend):
 FARTHEST = 2**60
 
 
-@pytest.mark.parametrize("start", first_fast([FARTHEST + 1, -(2**63)], "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize("start", [FARTHEST + 1, -(2**63)])
 @on_each_backend
 def test_positions_are_checked_in_each_call(backend, start):
     query = torch.randn(2, 2, 3, 8)
@@ -145,7 +162,8 @@ def test_positions_are_checked_in_each_call(backend, start):
 LEGAL = [(0, torch.int64), (FARTHEST, torch.int64), (-FARTHEST, torch.int64), (2**31 - 1, torch.int32)]
 
 
-@pytest.mark.parametrize(("start", "dtype"), first_fast(LEGAL, "exhaustive_in_interpreter"))
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize(("start", "dtype"), LEGAL)
 @on_each_backend
 def test_legal_positions(backend, start, dtype):
     query = torch.randn(1, 2, 3, 8)
@@ -153,12 +171,3 @@ def test_legal_positions(backend, start, dtype):
         start_of_rows = torch.full(shape, start, dtype=dtype)
         out = alibi_attention(query, query, query, query_start=start_of_rows, backend=backend)
         assert torch.equal(out, alibi_attention(query, query, query, query_start=start, backend=backend))
-
-
-@on_each_backend
-def test_operators_check_positions_that_a_compiled_call_did_not(backend):
-    query = torch.randn(1, 2, 3, 8)
-    compiled = torch.compile(alibi_attention, backend="aot_eager", fullgraph=True)
-    compiled(query, query, query, query_start=torch.tensor([3]), backend=backend)
-    with pytest.raises(OPERATOR_ERROR, match="query_start must be from"):
-        compiled(query, query, query, query_start=torch.tensor([2**61]), backend=backend)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -51,28 +50,7 @@ def store_kernel(out, step):
     tl.store(out + tl.program_id(0) * step, 1)
 
 
-def test_tensors_without_memory_that_are_still_alive():
-    """Traces leave them behind."""
-    left, numbers = [], torch.arange(3.0)
-    with FakeTensorMode() as mode:
-        torch.func.grad(lambda number: left.append(number) or number)(mode.from_tensor(torch.ones(())))
-    out = torch.zeros(1)
-    follow_kernel[(1,)](torch.tensor([numbers.data_ptr()]), out, 2)
-    assert (out.item(), len(left)) == (2, 1)
-
-
 def test_two_programs_do_not_store_the_same_item():
     store_kernel[(3,)](torch.zeros(3), 1)
     with pytest.raises(triton.runtime.errors.InterpreterError, match="two programs"):
         store_kernel[(3,)](torch.zeros(3), 0)
-
-
-@triton.jit
-def hint_kernel(out, number):
-    tl.store(out, tl.multiple_of(number + 0, 4))
-
-
-def test_hints_of_alignment_are_true():
-    hint_kernel[(1,)](torch.zeros(1), 8)
-    with pytest.raises(triton.runtime.errors.InterpreterError, match="multiples of 4"):
-        hint_kernel[(1,)](torch.zeros(1), 6)

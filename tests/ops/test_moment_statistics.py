@@ -76,7 +76,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", first_fast(TENSORS, "slow_in_interpreter"))
+@pytest.mark.parametrize("name", first_fast(TENSORS, "exhaustive_in_interpreter"))
 @on_every_backend
 def test_against_plain_numbers(backend, name):
     tensors = TENSORS[name]()
@@ -105,13 +105,12 @@ def test_three_empty_lists_are_refused():
 
 
 @interpreted
-@pytest.mark.parametrize("offset", first_fast([1, 0, 3]))
-@pytest.mark.parametrize("around", [-1, 0, 1])
-def test_at_the_edges_of_chunks_and_blocks(around, offset):
+def test_at_the_edges_of_chunks_and_blocks():
+    """At addresses that are not aligned."""
     from seqwarm_kernels.ops.moment_statistics import triton as host
 
-    sizes = [host.BLOCK + around, host.CHUNK + around, 2 * host.CHUNK + around]
-    tensors = [torch.randn(size + offset)[offset:] for size in sizes]
+    sizes = [size + around for size in (host.BLOCK, host.CHUNK) for around in (-1, 0, 1)]
+    tensors = [torch.randn(size + 1)[1:] for size in sizes]
     check("triton", tensors, [tensor.square() for tensor in tensors], tensors[:1])
 
 
@@ -137,7 +136,7 @@ def small_sizes(monkeypatch):
 @interpreted
 @pytest.mark.parametrize(
     ("momentum", "second_moments", "gradients"),
-    first_fast([(9, 1, 0), (2, 3, 1), (0, 1, 2), (3, 0, 3), (1, 1, 1), (4, 2, 0), (5, 5, 5), (8, 0, 0), (17, 1, 0)]),
+    first_fast([(9, 1, 0), (2, 3, 1), (0, 1, 2), (17, 1, 0)]),
 )
 def test_more_tensors_and_chunks_than_a_program_reads_at_once(small_sizes, momentum, second_moments, gradients):
     """The lists share groups of chunks."""
@@ -155,7 +154,7 @@ def test_nan_in_one_of_many_groups(small_sizes):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("which", first_fast([0, 1, 2], "slow_in_interpreter"))
+@pytest.mark.parametrize("which", first_fast([0, 1, 2], "exhaustive_in_interpreter"))
 @on_every_backend
 def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, bad):
     lists = [[torch.ones(20), torch.ones(3)] for _ in range(3)]
@@ -167,6 +166,7 @@ def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, 
     assert got == pytest.approx(expected, nan_ok=True)
 
 
+@pytest.mark.exhaustive_in_interpreter
 @on_every_backend
 def test_opcheck(backend):
     tensors = [torch.rand(3, 4), torch.rand(5)]
@@ -174,27 +174,15 @@ def test_opcheck(backend):
 
 
 @interpreted
-def test_one_launch_and_the_same_bits_each_time(monkeypatch):
+def test_one_launch_and_the_same_bits_each_time(small_sizes, monkeypatch):
     from seqwarm_kernels.ops.moment_statistics import triton as host
 
     counted = CountedKernel(host.moment_kernel)
     monkeypatch.setattr(host, "moment_kernel", counted)
-    lists = [[torch.rand(n) for n in (3, 40, 2048 * 8 + 1)] for _ in range(3)]
-    results = [overload(NAME, "triton")(*lists) for _ in range(3)]
-    assert counted.grids == [(3 * (1 + 1 + 2),)] * 3  # a program for each 2048 * 8 elements
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
-@interpreted
-def test_the_tickets_of_triton_lie_on_the_device_of_the_launch():
-    from seqwarm_kernels.ops.moment_statistics.triton import Span, make_table
-
-    spans = (Span(16, 3, torch.float32),), (), ()
-    with torch.device("meta"):
-        table = make_table.__wrapped__(spans, torch.device("cpu"), 0)
-    assert (table.tickets.dtype, table.tickets.tolist()) == (torch.int32, [0, 0])
-    assert table.entries.tolist() == [[16], [0], [3], [0], [0]]
+    lists = [[torch.rand(n) for n in (3, 16, 17)] for _ in range(3)]
+    results = [overload(NAME, "triton")(*lists) for _ in range(2)]
+    assert counted.grids == [(3 * (1 + 1 + 2),)] * 2  # a program for each chunk
+    assert torch.equal(*results)
 
 
 class Copies(TorchDispatchMode):

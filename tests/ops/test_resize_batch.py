@@ -75,16 +75,16 @@ PADDED_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("seq_len", first_fast([5, 1, 2, 3, 8, 10, 11, 12, 100], "exhaustive_in_interpreter"))
+@pytest.mark.parametrize("seq_len", first_fast([5, 1, 10, 11, 100], "exhaustive_in_interpreter"))
 @pytest.mark.parametrize("method", first_fast(METHODS, "slow_in_interpreter"), ids=str)
 def test_every_method_at_every_length(backend, method, seq_len):
     check(some_batch(3, 11), seq_len, method, backend, copy=False)
-    for batch in (some_batch(0, 11), some_batch(3, 11), some_batch(7, 11, torch.tensor(PADDED_ROWS))):
+    for batch in (some_batch(0, 11), some_batch(7, 11, torch.tensor(PADDED_ROWS))):
         check(batch, seq_len, method, backend)
 
 
 @pytest.mark.exhaustive_in_interpreter
-@examples(100, **named_backend)
+@examples(30, **named_backend)
 @given(data=st.data())
 def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
     batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
@@ -142,7 +142,7 @@ def test_square_masks(backend, shape):
         assert torch.equal(cut["features"], batch["features"][:, :4])
 
 
-@pytest.mark.parametrize("dtype", first_fast([torch.int64, torch.float16, torch.uint8], "slow_in_interpreter"))
+@pytest.mark.parametrize("dtype", first_fast([torch.int64, torch.float16, torch.uint8], "exhaustive_in_interpreter"))
 @pytest.mark.parametrize(
     ("keep_last_token", "kept"),
     [(True, [[1, 2, 4], [3, 4, 5], [0, 1, 4], [0, 1, 2]]), (False, [[1, 2, 3], [3, 4, 5], [0, 1, 2], [0, 1, 2]])],
@@ -154,14 +154,6 @@ def test_square_masks_are_cut_as_their_rows(backend, keep_last_token, kept, dtyp
     cut = resize_batch(batch, 3, keep_last_token=keep_last_token, backend=backend)["pair_mask"]
     for row, positions in enumerate(kept):
         assert cut[row].tolist() == pairs[row][positions][:, positions].tolist()
-
-
-def test_square_masks_of_bytes_that_fit_into_larger_groups(backend):
-    pairs = torch.randint(256, (2, 16, 16), dtype=torch.uint8)
-    mask = torch.ones(2, 16)
-    mask[:, 0] = 0
-    cut = resize_batch({"attention_mask": mask, "pair_mask": pairs}, 8, backend=backend)
-    assert torch.equal(cut["pair_mask"], pairs[:, 1:9, 1:9])
 
 
 def test_mask_keys_name_other_square_masks(backend):
@@ -193,11 +185,10 @@ LABELS = ["labels", "lm_labels", "label", "label_ids", "span_label_ids", "target
 NO_LABELS = ["is_target", "has_label", "segment_label", "position_target", "mylabels"]
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
 @pytest.mark.parametrize("name", LABELS + NO_LABELS)
-def test_labels_are_known_by_their_names(name, dtype):
+def test_labels_are_known_by_their_names(name):
     """Repeated tokens of others keep their values."""
-    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=dtype)}
+    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=torch.int8)}
     padded, lapped = (
         resize_batch(batch, 3, mode="reshape", remainder=remainder)[name].tolist() for remainder in ("pad", "overlap")
     )
@@ -264,7 +255,7 @@ def draw_tensor(data, batch_size, length, numbers=(-100, 100), features=((), (1,
 
 @pytest.mark.parametrize("backend", served("resize_batch", without="reference"), indirect=True)
 @pytest.mark.exhaustive_in_interpreter
-@examples(200, **named_backend)
+@examples(60, **named_backend)
 @given(data=st.data())
 def test_no_batch_on_which_backends_disagree(backend, data):
     batch_size, length = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 33))
@@ -314,12 +305,12 @@ LARGE = {
     "tokens of any size at any address": tokens_of_any_size_at_any_address,
     "blocks of 16 bytes": blocks_of_16_bytes,
     "rows longer than a tile": rows_longer_than_a_tile,
-    "300 tensors": pytest.param(partial(many_tensors, 300), marks=pytest.mark.slow),
+    "300 tensors": pytest.param(partial(many_tensors, 300), marks=pytest.mark.exhaustive),
 }
 
 
 @pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("method", first_fast(METHODS), ids=str)
+@pytest.mark.parametrize("method", first_fast(METHODS, "exhaustive"), ids=str)
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
 def test_larger_batches(backend, make, method):
     batch, lengths = make()
@@ -334,7 +325,7 @@ def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
     options = {name: method[name] for name in ("mode", "remainder") if name in method}
     buffers = BatchBuffers(batch, 40, **options)
     addresses = set()
-    for seq_len in range(1, 42):
+    for seq_len in (1, 7, 20, 39, 40, 41):
         expected = resize_batch(batch, seq_len, return_info=True, backend="reference", **method)
         buffers["embeddings"].fill_(torch.nan)
         got = resize_batch(batch, seq_len, out=buffers, return_info=True, backend=backend, **method)
@@ -345,7 +336,7 @@ def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
 
 
 @pytest.mark.parametrize(
-    "dtype", first_fast([torch.float32, torch.float16, torch.bfloat16, torch.complex64], "slow_in_interpreter")
+    "dtype", first_fast([torch.float32, torch.float16, torch.bfloat16, torch.complex64], "exhaustive_in_interpreter")
 )
 def test_masks_of_any_dtype(backend, dtype):
     mask = torch.tensor([[1, 0, 0.5, -0.0, 0, 1], [0, 0, 0, 0, 0, -0.0], [-0.0, 0.5, 0, 0, -0.0, 1]]).to(dtype)

@@ -11,7 +11,6 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 
 from ..support.kernels import CountedKernel, report_of
-from ..support.tiers import first_fast
 
 triton = pytest.importorskip("triton")
 
@@ -35,10 +34,9 @@ def counted(monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize("tensors", first_fast([40, 1]))
 @pytest.mark.parametrize("return_info", [False, True])
-def test_one_launch_whatever_the_number_of_tensors(counted, tensors, return_info):
-    resize_batch(batch_of(tensors), 5, return_info=return_info, backend="triton")
+def test_one_launch_whatever_the_number_of_tensors(counted, return_info):
+    resize_batch(batch_of(12), 5, return_info=return_info, backend="triton")
     assert counted.launches == 1
 
 

@@ -116,7 +116,7 @@ def problems(draw):
 
 
 @pytest.mark.exhaustive_in_interpreter
-@examples(100, **named_backend)
+@examples(30, **named_backend)
 @given(data=st.data(), problem=problems())
 def test_any_pieces_of_any_tensors(backend, data, problem):
     lengths, pieces = problem
@@ -168,7 +168,7 @@ def cut(lengths, seq_len, rule):
     return pieces
 
 
-@examples(100)
+@examples(50)
 @given(lengths=st.lists(st.integers(0, 20), max_size=6), seq_len=st.integers(1, 25), rule=st.sampled_from(RULES))
 def test_sequences_are_cut_into_pieces(lengths, seq_len, rule):
     pieces, bounds = cut_sequences(np.cumsum([0, *lengths]), seq_len, rule)
@@ -178,12 +178,11 @@ def test_sequences_are_cut_into_pieces(lengths, seq_len, rule):
 
 
 @pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("rule", first_fast(["reshape_overlap", "truncate", "reshape_drop"]))
-def test_pieces_of_several_tiles(backend, rule):
+def test_pieces_of_several_tiles(backend):
     """More tokens than a program or a task of a thread writes, and tokens of more than 16 bytes."""
-    lengths = [1500, 0, 700, 1, 2600]
+    lengths = [900, 0, 400, 1, 1100]
     tensors, kinds, fill_values = every_kind(lengths, features=(40,))
-    check(backend, tensors, kinds, fill_values, tensors[-1][:, 0], lengths, cut(lengths, 600, rule))
+    check(backend, tensors, kinds, fill_values, tensors[-1][:, 0], lengths, cut(lengths, 600, "reshape_overlap"))
 
 
 @needs_native
@@ -204,7 +203,7 @@ def test_any_number_of_pieces(backend, count):
 
 
 @pytest.mark.parametrize("lengths", first_fast([[0, 0, 5, 0, 0, 3, 0, 0], [0], []], "exhaustive_in_interpreter"))
-@pytest.mark.parametrize("rule", first_fast(RULES, "slow_in_interpreter"))
+@pytest.mark.parametrize("rule", first_fast(RULES, "exhaustive_in_interpreter"))
 def test_sequences_without_tokens(backend, lengths, rule):
     check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, rule))
 
@@ -287,12 +286,12 @@ def test_one_launch_whatever_the_number_of_tensors(monkeypatch, return_info):
 
     counted = CountedKernel(host.resize_packed_kernel)
     monkeypatch.setattr(host, "resize_packed_kernel", counted)
-    batch = {f"tensor_{i}": torch.randint(100, (1, 9)) for i in range(20)} | {"weights": torch.rand(2)}
+    batch = {f"tensor_{i}": torch.randint(100, (1, 9)) for i in range(8)} | {"weights": torch.rand(2)}
     batch |= {"labels": torch.arange(9)[None], "cu_seqlens": torch.tensor([0, 5, 9])}
     resized = resize_batch(batch, 3, backend="triton", return_info=return_info)
     resized = resized[0] if return_info else resized
     assert counted.launches == 1
-    for i in range(20):
+    for i in range(8):
         assert torch.equal(resized[f"tensor_{i}"], batch[f"tensor_{i}"][:, [0, 1, 2, 5, 6, 7]])
 
 
