@@ -187,18 +187,6 @@ def test_lengths_of_many_kinds():
         assert plan.tokens().dtype == plan.whole_items().dtype == plan.padded_tokens.dtype == np.int64
 
 
-@pytest.mark.parametrize("warmup", [None, "bucket", "cut"])
-@pytest.mark.parametrize("too_long", ["reject", "truncate", "split"])
-def test_which_planners_cut_items_or_keep_them_for_later(warmup, too_long):
-    scheduler = SequenceLengthScheduler(8, 32, duration=10)
-    planner = BatchPlanner(64, max_length=scheduler, warmup=warmup, too_long=too_long)
-    assert planner.by_bucket == (warmup != "cut")
-    assert planner.cuts_items == (warmup == "cut" or too_long != "reject")
-    without_scheduler = BatchPlanner(64, max_length=32, too_long=too_long)
-    assert not without_scheduler.by_bucket
-    assert without_scheduler.cuts_items == (too_long != "reject")
-
-
 def test_seeds_shuffle_batches_and_nothing_else():
     lengths = list(range(1, 60))
     plan = BatchPlanner(64).plan(lengths)

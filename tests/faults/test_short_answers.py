@@ -32,6 +32,7 @@ from seqwarm_kernels.data.files.remote import (
 
 from ..data.data_sets import FORMATS
 from ..data.token_files import documents, ends, write_npy
+from ..support.tiers import first_fast
 from .mutations import refusal_of
 
 TEXTS = [f"item {number}" for number in range(40)]
@@ -165,7 +166,7 @@ def counted():
     return count, answers()
 
 
-@pytest.mark.parametrize("prefix", ["", "filecache::"])
+@pytest.mark.parametrize("prefix", first_fast(["", "filecache::"]))
 def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix):
     _, open_at, right = case
     count, store.next_answers = counted()
