@@ -7,6 +7,9 @@ from contextlib import suppress
 # depend on earlier runs on this machine.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
+# No test cuts the power, and a wait for the disk takes as long as many tests.
+os.fsync = lambda descriptor: None
+
 import pytest
 import torch
 from hypothesis import Phase, settings

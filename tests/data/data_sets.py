@@ -1,7 +1,6 @@
 """Data sets of the same documents for every source: written to a folder, and opened."""
 
 import json
-from importlib.util import find_spec
 
 import pytest
 
@@ -86,4 +85,3 @@ FORMATS = {
 
 #: Packages that some of them need.
 NEEDS = {"parquet": "pyarrow", "row groups": "pyarrow", "mds": "streaming", "zipped mds": "streaming"}
-INSTALLED = [name for name in FORMATS if name not in NEEDS or find_spec(NEEDS[name])]

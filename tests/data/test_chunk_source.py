@@ -29,13 +29,6 @@ def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
     assert read == open_files
 
 
-def test_each_epoch_has_its_own_order_of_files(folder):
-    source = ChunkSource(folder)
-    orders = {tuple(dict.fromkeys(TEXTS.index(item) // 100 for item in source)) for _ in range(5)}
-    assert len(orders) == 5
-    assert all(sorted(order) == list(range(11)) for order in orders)
-
-
 DAMAGES = {
     "missing": lambda path: path.unlink(),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-12]),

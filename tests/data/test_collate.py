@@ -192,8 +192,7 @@ def test_no_tokens(items):
 
 
 @pytest.mark.parametrize("collator", COLLATORS)
-@pytest.mark.parametrize("is_converted", [True, False])
-@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize(("make", "is_converted"), [(llama, True), (gpt2, False)])
 def test_models_run_on_no_tokens_and_learn_nothing(make, is_converted, collator):
     """They raised an error in the middle of the last step, where the other ranks wait."""
     transformers = pytest.importorskip("transformers")

@@ -60,7 +60,7 @@ def server(monkeypatch, tmp_path):
     for name in ("content", "status"):
         monkeypatch.setattr(Handler, name, getattr(Handler, name))  # put back at the end
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     yield Handler, f"http://user:hidden@127.0.0.1:{running.server_port}/folder"
     running.shutdown()
     running.server_close()

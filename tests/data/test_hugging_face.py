@@ -11,7 +11,7 @@ from seqwarm_kernels.data.sources.stream_source import StreamSource
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
-TEXTS = [f"item {number}" for number in range(500)]
+TEXTS = [f"item {number}" for number in range(200)]
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +43,15 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("read", [1, 120, 1000])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_read_of_a_stream_before(dataset, change, read):
+def test_what_was_read_of_a_stream_before(dataset, change):
     """It was left out of the first epoch."""
 
     def make():
         return CHANGES[change](dataset.to_iterable_dataset(num_shards=3))
 
     stream = make()
-    list(itertools.islice(stream, read))
+    list(itertools.islice(stream, 70))
     source, fresh = (StreamSource(each, buffer_size=40) for each in (stream, make()))
     epochs = [texts(fresh) for _ in range(2)]
     assert [texts(source) for _ in range(2)] == epochs

@@ -23,7 +23,7 @@ from seqwarm_kernels.data import (
 from ..support.tiers import first_fast
 from .made import ListSource, through_json
 
-LENGTHS = np.random.default_rng(3).integers(1, 60, 300)
+LENGTHS = np.random.default_rng(3).integers(1, 60, 100)
 ITEMS = [torch.full((int(length),), number) for number, length in enumerate(LENGTHS)]
 
 
@@ -132,7 +132,7 @@ def test_loaders_that_do_not_fit():
 
 
 @pytest.mark.parametrize(
-    ("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 300), ("batch", len(UNINTERRUPTED))]
+    ("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 100), ("batch", len(UNINTERRUPTED))]
 )
 def test_a_progress_bar(unit, total):
     written = io.StringIO()
@@ -149,10 +149,10 @@ def test_a_progress_bar_starts_at_the_restored_progress():
     list(islice(first, 9))
     second.load_state_dict(first.state_dict())
     written = io.StringIO()
-    next(progress_bar(second, unit="item", total=300, file=written, mininterval=0, unit_scale=False))
-    assert f"{first.progress.items}/300" in written.getvalue()
+    next(progress_bar(second, unit="item", total=100, file=written, mininterval=0, unit_scale=False))
+    assert f"{first.progress.items}/100" in written.getvalue()
 
 
 def test_a_progress_bar_of_a_stream():
     stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
-    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=io.StringIO())) == 300
+    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=io.StringIO())) == 100

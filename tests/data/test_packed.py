@@ -11,6 +11,7 @@ from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
 from seqwarm_kernels.data.batch_planning.packed import pack
 
+from ..support.tiers import examples
 from .made import items_of, lengths_lists
 
 
@@ -27,6 +28,7 @@ def first_fit_decreasing(lengths, max_tokens):
     return packs
 
 
+@examples(40)
 @given(lengths=lengths_lists, extra=st.integers(0, 60))
 def test_the_packs_of_first_fit_decreasing(lengths, extra):
     max_tokens = max(lengths, default=1) + extra + 1

@@ -56,7 +56,7 @@ def test_numbers_computed_by_hand():
     assert packed.budget_used == pytest.approx(55 / 60)
 
 
-def test_items_without_tokens_take_a_slot_in_every_padded_batch(tmp_path):
+def test_items_without_tokens_take_a_slot_in_every_padded_batch():
     lengths = np.array([0, 0, 0, 0, 3])
     random, window, greedy, ours, packed = compare(lengths, batch_size=2, short_window=4, max_tokens=3)
     for each in (random, window, greedy, ours):
@@ -66,8 +66,13 @@ def test_items_without_tokens_take_a_slot_in_every_padded_batch(tmp_path):
     assert packed.padding == 0
     nothing = compare(np.zeros(9, int))
     assert [each.padding for each in nothing] == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.slow
+def test_a_figure_of_items_without_tokens(tmp_path):
     pytest.importorskip("matplotlib")
-    draw(np.zeros(9, int), nothing, "words", tmp_path / "figure.png")
+    lengths = np.zeros(9, int)
+    draw(lengths, compare(lengths), "words", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -263,16 +268,17 @@ def test_a_data_set(tmp_path, capsys, kind):
     assert found["batchings"][0]["tokens"] == sum(lengths)
 
 
-def test_texts_and_data_sets_at_urls(tmp_path, s3, capsys):
+def test_texts_and_data_sets_at_urls(tmp_path, capsys):
+    pytest.importorskip("upath")
     texts = [f"line {number} " + "word " * (number % 9) for number in range(60)]
-    path, url = tmp_path / "text.txt", check_location("url", "s3://bucket/text")
+    path, url = tmp_path / "text.txt", check_location("url", "memory://bucket/padding")
     path.write_text("\n".join(texts))
     write_file(url / path.name, path.read_bytes())
     found, local = (as_json(capsys, "--text", place)["batchings"] for place in (url, path))
     assert found == local
-    for place in (tmp_path / "chunks", "s3://bucket/lengths"):
+    for place in (tmp_path / "chunks", url / "lengths"):
         write_chunks(texts, place, 20, length_fn=len, progress=False)
-    found, local = (as_json(capsys, "--data", place) for place in ("s3://bucket/lengths", tmp_path / "chunks"))
+    found, local = (as_json(capsys, "--data", place) for place in (url / "lengths", tmp_path / "chunks"))
     assert found == local
 
 

@@ -89,7 +89,7 @@ class Passes(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from([*KINDS, ENDED]),
         rule=st.sampled_from([*RULES]),
-        window=st.integers(4, 40),
+        window=st.sampled_from([4, 7, 20, 40]),  # lists of batches are kept
         remainder=st.sampled_from(["drop", "repeat", "empty"]),
         make_loader=st.sampled_from([None, *LOADERS]),
     )
@@ -198,7 +198,7 @@ class Passes(RuleBasedStateMachine):
         assert self.target.progress.epochs == pytest.approx(epoch + share)
 
 
-Passes.TestCase.settings = examples(150, stateful_step_count=40, deadline=None)
+Passes.TestCase.settings = examples(30, stateful_step_count=30, deadline=None)
 TestPasses = Passes.TestCase
 
 
@@ -210,22 +210,22 @@ WORKERS = [
 
 
 @pytest.mark.parametrize(("make_loader", "workers"), first_fast(WORKERS))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sampler", "infinite stream"])
 def test_passes_that_end_early(kind, make_loader, workers):
     """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next.
 
     A state may be loaded with another number of workers.
     """
     loader = make_loader(batches_of(kind), **workers)
-    passes = [taken(loader, 6) for _ in range(3)]
+    passes = [taken(loader, 6) for _ in range(2)]
     first = all_batches(kind)
-    expected = [all_batches(kind, n)[:6] if kind == "sampler" else first[6 * n :][:6] for n in range(3)]
+    expected = [all_batches(kind, n)[:6] if kind == "sampler" else first[6 * n :][:6] for n in range(2)]
     assert passes == expected
     assert loader.progress[0] == sum(len(batch) for batches in passes for batch in batches)
-    assert loader.progress[2] == 18
+    assert loader.progress[2] == 12
     restarted = loader_of(kind)
     restarted.load_state_dict(through_json(loader.state_dict()))
-    assert taken(restarted, 2) == (all_batches(kind, 2)[6:8] if kind == "sampler" else first[18:20])
+    assert taken(restarted, 2) == (all_batches(kind, 1)[6:8] if kind == "sampler" else first[12:14])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,7 +265,7 @@ PLANNERS = {
     at=st.integers(0, 4),
     ends_pass=st.booleans(),
 )
-@examples(20, deadline=None)
+@examples(8, deadline=None)
 def test_a_restart_serves_what_the_process_would_have(planner, kind, window, remainder, ranks, lengths, at, ends_pass):
     """Passes of some lengths, and a restart between two of them, or in the middle of one."""
     if kind == "infinite stream" and planner.startswith("buckets"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner
 
+from ..support.tiers import examples
 from .made import lengths_lists
 
 
@@ -44,6 +45,7 @@ def check_covers(pieces, lengths, keeps):
     assert tokens == [keeps(item) for item in range(len(lengths))]
 
 
+@examples(40)
 @given(
     lengths=lengths_lists,
     room=st.integers(1, 6),
@@ -67,6 +69,7 @@ def test_every_item_once_and_within_the_budget(lengths, room, multiple, batch_si
         assert [rounded(n, multiple) for n in longest] == sorted((rounded(n, multiple) for n in longest), reverse=True)
 
 
+@examples(40)
 @given(lengths=lengths_lists, room=st.integers(1, 200), multiple=st.integers(1, 9))
 def test_as_many_batches_as_the_greedy_rule_and_no_more_padding(lengths, room, multiple):
     max_tokens = room + rounded(max(lengths, default=1), multiple)
@@ -76,6 +79,7 @@ def test_as_many_batches_as_the_greedy_rule_and_no_more_padding(lengths, room, m
     assert plan.padded_tokens.sum() <= sum(len(rows) * rows[0] for rows in greedy)
 
 
+@examples(40)
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9), room=st.integers(0, 20))
 def test_the_least_padding_of_all_partitions(lengths, room):
     rows = sorted(lengths, reverse=True)
@@ -148,6 +152,7 @@ def test_the_order_of_items(settings, lengths, items):
     assert BatchPlanner(**settings).plan(lengths).items.tolist() == items
 
 
+@examples(40)
 @given(
     lengths=lengths_lists,
     max_tokens=st.integers(1, 30),
@@ -180,18 +185,6 @@ def test_lengths_of_many_kinds():
         plan = BatchPlanner(6, too_long="truncate").plan(lengths)
         assert plan.lengths.tolist() == [6, 3]
         assert plan.tokens().dtype == plan.whole_items().dtype == plan.padded_tokens.dtype == np.int64
-
-
-@pytest.mark.parametrize("warmup", [None, "bucket", "cut"])
-@pytest.mark.parametrize("too_long", ["reject", "truncate", "split"])
-def test_which_planners_cut_items_or_keep_them_for_later(warmup, too_long):
-    scheduler = SequenceLengthScheduler(8, 32, duration=10)
-    planner = BatchPlanner(64, max_length=scheduler, warmup=warmup, too_long=too_long)
-    assert planner.by_bucket == (warmup != "cut")
-    assert planner.cuts_items == (warmup == "cut" or too_long != "reject")
-    without_scheduler = BatchPlanner(64, max_length=32, too_long=too_long)
-    assert not without_scheduler.by_bucket
-    assert without_scheduler.cuts_items == (too_long != "reject")
 
 
 def test_seeds_shuffle_batches_and_nothing_else():

@@ -123,11 +123,3 @@ def test_a_file_that_differs_from_its_manifest(tmp_path):
     for facts in ((4,), (2,), (3, 14)):
         with pytest.raises(ChunkError, match=str(path)):
             read_chunk(path, *facts)
-
-
-def test_large_files_are_read_line_by_line(tmp_path):
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"line\n" * 10**6))
-    lines = iter_lines(path)
-    assert next(lines) == (1, "line")
-    lines.close()

@@ -94,13 +94,12 @@ def test_the_content_of_a_file(place):
         path.with_name("other").read_bytes()
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_path_in_another_process(s3, context):
+def test_a_path_in_another_process(s3):
     path = check_location("path", "s3://bucket/shared")
     write_file(path, b"content")
     here = local_file(path)
     assert pickle.loads(pickle.dumps(path)).read_bytes() == b"content"
-    with multiprocessing.get_context(context).Pool(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(_read, (path,)) == (b"content", here)
 
 
@@ -178,7 +177,7 @@ def test_a_file_in_a_zip_file_at_a_url(tmp_path, prefix):
 # ---- faults of the server; of short answers: tests/faults
 
 
-@pytest.mark.parametrize("kind", ["500", "cut", "slow"])
+@pytest.mark.parametrize("kind", ["500", "cut"])
 def test_faults_that_pass(s3, kind):
     path, content = check_location("path", f"s3://bucket/fault-{kind}"), bytes(range(256)) * 400
     write_file(path, content)
@@ -254,17 +253,16 @@ def url(s3):
     return url
 
 
-@pytest.mark.parametrize("read", [0, 350, 1003])
-def test_a_state_of_a_local_folder_is_one_of_its_copy(folder, url, read):
+def test_a_state_of_a_local_folder_is_one_of_its_copy(folder, url):
     local, copy = (ChunkSource(place, buffer_chunks=2) for place in (folder, url))
     iterator = iter(local)
-    list(itertools.islice(iterator, read))
+    list(itertools.islice(iterator, 350))
     copy.load_state_dict(through_json(local.state_dict()))
-    assert list(copy) == list(iterator if read < 1003 else local)
+    assert list(copy) == list(iterator)
 
 
-@pytest.mark.parametrize("name", ["a b", "a#b", "a%20b", "a?b=c&d", "ü[*]"])
-def test_names_with_special_characters(s3, name):
+def test_names_with_special_characters(s3):
+    name = "a b#c%20d?e=f&g ü[*]"
     url = f"s3://bucket/{name}"
     write_chunks(["x", "y", "z"], url, 2, length_fn=len)
     source = ChunkSource(url, shuffle=False, with_lengths=True)
@@ -286,8 +284,8 @@ def test_faults_that_stay_name_the_file(s3, url, monkeypatch):
     assert before + list(source) == TEXTS
 
 
-def test_damaged_and_missing_files_are_named(s3):
-    copy = check_location("copy", "s3://bucket/damaged")
+def test_damaged_and_missing_files_are_named():
+    copy = check_location("copy", f"memory://bucket/{uuid.uuid4().hex}")
     write_chunks(TEXTS[:450], copy, 100)
     damaged = copy / "chunk-000003.txt.gz"
     for damage in (lambda: write_file(damaged, damaged.read_bytes()[:-10]), lambda: remove(damaged)):

@@ -5,12 +5,20 @@ import os
 import pickle
 import threading
 from collections import Counter
+from functools import partial
 from itertools import chain, islice
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from seqwarm_kernels.data import (
     BatchPlanner,
@@ -23,14 +31,21 @@ from seqwarm_kernels.data import (
 )
 
 from ..support.tiers import examples
-from .data_sets import FORMATS, INSTALLED, NEEDS
+from .data_sets import FORMATS, NEEDS
 from .made import Stream, through_json
 from .token_files import documents, need_mds, numbers
 
-DOCUMENTS = documents(260, longest=10)
-NUMBERS = list(range(260))
+DOCUMENTS = documents(130)
+NUMBERS = list(range(130))
 #: The parts that ranks divide: files, row groups, or runs of neighbours. The last one may be smaller.
 ITEMS_PER_PART = {"chunks": 50, "parquet": 50, "row groups": 26, "sequence": 1, "stream": 1}
+
+
+def buffered(name, size):
+    """The option that says how much a source reads at once."""
+    if name in ("chunks", "parquet", "row groups"):
+        return {"buffer_chunks": 1 + size % 4}
+    return {} if name == "sequence" else {"buffer_size": size}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +61,7 @@ def paths(tmp_path_factory):
     """The path of the documents in each format, written when they are first needed."""
     written = {}
 
-    def path_of(name, count=260):
+    def path_of(name, count=130):
         if NEEDS.get(name) == "streaming":
             need_mds()
         if (name, count) not in written:
@@ -82,7 +97,7 @@ def test_epochs(make):
     again = make(seed=3)
     assert (numbers(again), numbers(again)) == (first, second)
     assert numbers(make(seed=4)) != first
-    assert drawn(iter(make(seed=3, infinite=True)), 520) == first + second
+    assert drawn(iter(make(seed=3, infinite=True)), 260) == first + second
     source = make(shuffle=False)
     assert numbers(source) == numbers(source) == NUMBERS
 
@@ -96,65 +111,104 @@ def test_items_are_the_documents_and_have_their_lengths(name, make):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_ranks_share_the_items_evenly(name, make, shuffle):
-    for world_size in (2, 3, 5):
+    for world_size in (2, 3):
         parts = [numbers(make(shuffle=shuffle, rank=rank, world_size=world_size)) for rank in range(world_size)]
         assert sorted(chain(*parts)) == NUMBERS
         counts = [-(-len(part) // ITEMS_PER_PART.get(name, 64)) for part in parts]
         assert max(counts) - min(counts) <= 1
 
 
-def test_resumes_at_every_item(make):
-    """Into the third epoch, from states as they are written to a file."""
-    source, restored = (make(seed=5, rank=1, world_size=2, infinite=True) for _ in range(2))
-    states, seen = [source.state_dict()], []
-    for item in islice(source, 320):
-        seen.append(item)
-        states.append(source.state_dict())
-    assert source.epoch >= 2
-    expected = numbers(seen)
-    for position, state in enumerate(states[:-1]):
-        written = json.dumps(state)
+class Reading(RuleBasedStateMachine):
+    """A source that one rank reads, against lists of the items of each epoch.
+
+    A place in them is an epoch, and how many of its items were served.
+    """
+
+    states = Bundle("states")
+
+    def __init__(self, name, path):
+        super().__init__()
+        self.name, self.path = name, path
+
+    @initialize(
+        seed=st.integers(0, 2**40),
+        rank=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
+        buffer=st.integers(1, 90),
+        shuffle=st.booleans(),
+        infinite=st.booleans(),
+    )
+    def make(self, seed, rank, buffer, shuffle, infinite):
+        self.infinite = infinite
+        self.settings = {"seed": seed, "shuffle": shuffle, "rank": rank[0], "world_size": rank[1]}
+        self.settings |= buffered(self.name, buffer)
+        self.uninterrupted, self.epochs = self.opened(), []
+        self.source, self.place = self.opened(infinite=infinite), (0, 0)
+        self.iterator = iter(self.source)
+
+    def opened(self, **more):
+        return FORMATS[self.name][1](self.path, **self.settings, **more)
+
+    def epoch_of(self, number):
+        while len(self.epochs) <= number:
+            self.epochs.append(numbers(self.uninterrupted))
+        return self.epochs[number]
+
+    @rule(count=st.integers(1, 100))
+    def take(self, count):
+        for _ in range(count):
+            epoch, served = self.place
+            item = next(self.iterator, None)
+            if served == len(self.epoch_of(epoch)):
+                epoch, served = self.place = epoch + 1, 0
+                if not self.infinite:
+                    assert item is None
+                    self.iterator = iter(self.source)
+                    return
+            assert numbers([item]) == self.epoch_of(epoch)[served : served + 1]
+            self.place = epoch, served + 1
+
+    @rule()
+    def iterate_again(self):
+        """The latest iterator goes on, and the others are invalid."""
+        older, self.iterator = self.iterator, iter(self.source)
+        with pytest.raises(RuntimeError, match="this iterator is invalid"):
+            next(older)
+
+    @rule(target=states)
+    def save(self):
+        written = json.dumps(self.source.state_dict())
         assert len(written) < 400
-        restored.load_state_dict(json.loads(written))
-        assert restored.state_dict() == state
-        assert drawn(iter(restored), 1) == expected[position : position + 1]
+        return self.place, json.loads(written)
+
+    @rule(saved=states, is_new=st.booleans())
+    def load(self, saved, is_new):
+        if is_new:
+            self.source = self.opened(infinite=self.infinite)
+            self.iterator = iter(self.source)
+        self.place, state = saved
+        self.source.load_state_dict(state)
+        assert self.source.state_dict() == state
+        self.iterate_again()
+
+    @rule()
+    def pickle(self):
+        self.source = pickle.loads(pickle.dumps(self.source))
+        self.iterator = iter(self.source)
+
+    @rule()
+    def go_on_in_another_process(self):
+        self.load(self.save(), True)
+        self.take(3)
+
+    @invariant()
+    def epochs_are_counted(self):
+        assert self.source.epoch == self.place[0]
 
 
-@examples(150, deadline=None)
-@given(st.data())
-def test_random_configurations(paths, data):
-    """Each rank is stopped and restored at random places, and serves what it serves without a stop."""
-    name, count = data.draw(st.sampled_from(INSTALLED)), data.draw(st.sampled_from([60, 150, 260]))
-    world_size = data.draw(st.integers(1, count // 50))
-    settings = {
-        "seed": data.draw(st.integers(0, 2**40)),
-        "shuffle": data.draw(st.booleans()),
-        "rank": data.draw(st.integers(0, world_size - 1)),
-        "world_size": world_size,
-    }
-    if name in ("chunks", "parquet", "row groups"):
-        settings["buffer_chunks"] = data.draw(st.integers(1, 7))
-    elif name != "sequence":
-        settings["buffer_size"] = data.draw(st.integers(1, 300))
-    infinite = data.draw(st.booleans())
-
-    def make():
-        return FORMATS[name][1](paths(name, count), infinite=infinite, **settings)
-
-    def served(source, count):
-        found = []
-        while len(found) < count:  # an epoch that ends is followed by the next one
-            found += drawn(iter(source), count - len(found))
-        return found
-
-    stops = data.draw(st.lists(st.integers(0, 400), max_size=3).map(sorted))
-    expected, found, source = served(make(), 500), [], make()
-    for stop in [*stops, 500]:
-        found += served(source, stop - len(found))
-        state = through_json(source.state_dict())
-        source = make()
-        source.load_state_dict(state)
-    assert found == expected
+@pytest.mark.hypothesis  # more examples in the exhaustive tier
+def test_resumes_at_any_item(name, paths):
+    settings = examples(5, stateful_step_count=15, deadline=None)
+    run_state_machine_as_test(partial(Reading, name, paths(name)), settings=settings)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -177,45 +231,6 @@ def test_batches_of_ranks_whose_number_changes(make, packed):
     assert sorted(numbers(chain.from_iterable(served))) == NUMBERS
 
 
-def test_the_end_of_an_epoch(make):
-    """The state after the last item, before and after the iterator has ended."""
-    source = make()
-    iterator = iter(source)
-    drawn(iterator, len(DOCUMENTS))
-    before_end = source.state_dict()
-    assert list(iterator) == []
-    after_end = source.state_dict()
-    for state, expected in ((before_end, []), (after_end, numbers(source))):
-        restored = make()
-        restored.load_state_dict(state)
-        assert numbers(restored) == expected
-
-
-def test_the_latest_iterator_goes_on_and_the_others_are_invalid(make):
-    source, expected = make(seed=2), numbers(make(seed=2))
-    never_started, old = iter(source), iter(source)
-    assert drawn(old, 100) == expected[:100]
-    new = iter(source)
-    assert drawn(new, 1) == expected[100:101]
-    for invalid in (never_started, old):
-        with pytest.raises(RuntimeError, match="this iterator is invalid"):
-            next(invalid)
-    assert numbers(new) == expected[101:]
-    new = iter(source)
-    next(new)
-    source.load_state_dict(source.state_dict())
-    with pytest.raises(RuntimeError, match="this iterator is invalid"):
-        next(new)
-
-
-def test_a_pickled_source_goes_on(make):
-    source = make()
-    head = drawn(iter(source), 100)
-    restored = pickle.loads(pickle.dumps(source))
-    assert restored.state_dict() == source.state_dict()
-    assert sorted(head + numbers(restored)) == NUMBERS
-
-
 def test_an_iterator_that_is_dropped_leaves_nothing_open(make):
     def opened():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -231,8 +246,7 @@ def test_an_iterator_that_is_dropped_leaves_nothing_open(make):
 
 
 def test_states_of_other_configurations(name, make, paths):
-    buffer = {"sequence": {}, **{key: {"buffer_chunks": 2} for key in ("chunks", "parquet", "row groups")}}
-    others = [{"seed": 2}, {"shuffle": False}, {"rank": 1, "world_size": 2}, buffer.get(name, {"buffer_size": 70})]
+    others = [{"seed": 2}, {"shuffle": False}, {"rank": 1, "world_size": 2}, buffered(name, 71)]
     state = make(seed=1).state_dict()
     for changed in filter(None, others):
         source = make(**{"seed": 1, **changed})
@@ -249,7 +263,7 @@ def test_states_of_other_configurations(name, make, paths):
         make(seed=1).load_state_dict({**state, "source": "other"})
     if name != "stream":  # does not know its items
         with pytest.raises(ValueError, match=r"(files|length) is "):
-            FORMATS[name][1](paths(name, 150), seed=1).load_state_dict(state)
+            FORMATS[name][1](paths(name, 100), seed=1).load_state_dict(state)
 
 
 def test_options_of_the_order(make):
@@ -320,11 +334,6 @@ def test_arrays_and_datasets_that_read_many_items_at_once():
 
 
 # ---- streams
-
-
-def test_a_list_is_no_stream():
-    with pytest.raises(TypeError, match="dataset"):
-        StreamSource([1, 2, 3])
 
 
 def test_restoring_a_stream_reads_the_open_buffer_only():

@@ -44,7 +44,7 @@ def test_the_order_mixes_runs_and_documents(tmp_path):
 
 
 def test_a_run_may_span_files(tmp_path):
-    paths = [write_llm_c(tmp_path, DOCUMENTS[begin : begin + 10], name=f"{begin}.bin") for begin in range(0, 1000, 10)]
+    paths = [write_llm_c(tmp_path, DOCUMENTS[begin : begin + 50], name=f"{begin}.bin") for begin in range(0, 1000, 50)]
     source = TokenSource(paths, end_token=END, shuffle=False)
     assert_equal_documents(list(source), DOCUMENTS[:1000])
     assert sorted(numbers(TokenSource(paths, end_token=END))) == list(range(1000))

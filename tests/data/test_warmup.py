@@ -44,9 +44,9 @@ class TestBucket:
 
     def test_an_epoch_without_short_items_left_goes_on_with_longer_ones(self):
         """The schedule stays at 8 for the whole epoch, so items are served in the order of the schedule's lengths."""
-        epochs = sampler(scheduler=schedule(10**6), window=300)
+        epochs = sampler(LENGTHS[:1500], scheduler=schedule(10**6), window=300)
         batches = list(epochs)
-        assert sorted(items_of(batches)) == list(range(6000))
+        assert sorted(items_of(batches)) == list(range(1500))
         longest = [-(-max(lengths_of(batch)) // 8) * 8 for batch in batches]
         assert longest == sorted(longest)
         assert set(longest) == set(range(8, 65, 8))
@@ -63,10 +63,10 @@ class TestBucket:
         assert {len(batch) for batch in islice(batches, 30)} == {8}
 
     def test_ranks_follow_one_schedule(self):
-        by_rank = [list(sampler(window=300, rank=rank, world_size=2)) for rank in range(2)]
-        assert sorted(item for batches in by_rank for item in items_of(batches)) == list(range(6000))
+        by_rank = [islice(sampler(window=300, rank=rank, world_size=2), 30) for rank in range(2)]
         for step, both in enumerate(zip(*by_rank, strict=True)):
-            for batch in both if step < 30 else []:
+            assert not set(both[0]) & set(both[1])
+            for batch in both:
                 assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
 
     def test_a_length_that_falls(self):
@@ -91,7 +91,7 @@ class TestCut:
     @pytest.mark.parametrize("window", [None, 300])
     @pytest.mark.parametrize("too_long", ["reject", "split"])
     def test_no_batch_is_longer_than_the_schedule_says(self, window, too_long):
-        batches = list(sampler(window=window, warmup="cut", too_long=too_long))
+        batches = list(islice(sampler(window=window, warmup="cut", too_long=too_long), 40))
         for step, batch in enumerate(batches):
             assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
         assert max(length for batch in batches[:4] for length in lengths_of(batch)) == 8

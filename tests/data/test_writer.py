@@ -1,8 +1,7 @@
 """Chunk files are written whole, once, and the same after an interruption; others are not overwritten."""
 
 import io
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data import ChunkSource
+from seqwarm_kernels.data import ChunkSource, ParquetSource
 from seqwarm_kernels.data.files import compression
 from seqwarm_kernels.data.files.manifest import Manifest
 from seqwarm_kernels.data.files.reader import ChunkError, read_chunk
@@ -19,31 +18,39 @@ from seqwarm_kernels.utils import files
 
 from ..support.tiers import examples
 
-COMPRESSIONS = ["none", "gz", "zst"]
+PARQUET = pytest.param({"format": "parquet"}, marks=pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow"))
+WITH_ZST = pytest.mark.skipif(compression.zstd is None, reason="backports.zstd is not installed")
 
 
 def read_all(folder):
-    manifest = Manifest.read(folder)
-    return [item for chunk in manifest.chunks for item in read_chunk(folder / chunk.file, chunk.items, chunk.bytes)]
+    return list(opened(folder))
 
 
-@pytest.mark.parametrize("kind", COMPRESSIONS)
-def test_items_are_read_as_they_were_written(tmp_path, kind):
-    if kind == "zst" and compression.zstd is None:
-        pytest.skip("backports.zstd is not installed")
+def opened(folder):
+    if Manifest.read(folder).format == "parquet":
+        return ParquetSource(folder, shuffle=False, length_column=Manifest.read(folder).length_fn and "length")
+    return ChunkSource(folder, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"compression": "none"}, {"compression": "gz"}, pytest.param({"compression": "zst"}, marks=WITH_ZST), PARQUET],
+    ids=["none", "gz", "zst", "parquet"],
+)
+def test_items_are_read_as_they_were_written(tmp_path, settings):
     items = [f"item {number}, ünï {'x' * number}" for number in range(25)]
-    manifest = write_chunks(iter(items), tmp_path, 10, compression=kind, length_fn=len)
+    manifest = write_chunks(iter(items), tmp_path, 10, **settings, length_fn=len)
     assert read_all(tmp_path) == items
     assert manifest == Manifest.read(tmp_path)
     assert [chunk.items for chunk in manifest.chunks] == [10, 10, 5]
     assert [chunk.bytes for chunk in manifest.chunks] == [(tmp_path / c.file).stat().st_size for c in manifest.chunks]
     assert manifest.items == 25
     assert manifest.length_fn == "len"
-    assert ChunkSource(tmp_path).lengths().tolist() == [len(item) for item in items]
+    assert opened(tmp_path).lengths().tolist() == [len(item) for item in items]
     assert not list(tmp_path.glob("*.partial"))
 
 
-@examples(30)
+@examples(10)
 @given(items=st.lists(st.text(st.characters(codec="utf-8"))), size=st.integers(1, 5))
 @example(items=["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"], size=1)  # byte order marks
 def test_any_lines_are_read_as_written(tmp_path_factory, items, size):
@@ -66,7 +73,7 @@ JSON = st.recursive(
 )
 
 
-@examples(30)
+@examples(10)
 @given(items=st.lists(JSON, min_size=1), size=st.integers(1, 5))
 def test_any_json_is_read_as_written(tmp_path_factory, items, size):
     folder = tmp_path_factory.mktemp("chunks")
@@ -78,7 +85,8 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "manifest.json"}
 
 
-def test_existing_files_are_not_written_again(tmp_path):
+@pytest.mark.parametrize("settings", [{}, PARQUET], ids=["text", "parquet"])
+def test_existing_files_are_not_written_again(tmp_path, settings):
     items = [f"item {number}" for number in range(25)]
     counted = []
 
@@ -86,14 +94,15 @@ def test_existing_files_are_not_written_again(tmp_path):
         counted.append(item)
         return len(item)
 
-    manifest = write_chunks(items, tmp_path, 10, length_fn=count)
+    manifest = write_chunks(items, tmp_path, 10, length_fn=count, **settings)
     before = times(tmp_path)
-    assert write_chunks(items, tmp_path, 10, length_fn=count) == manifest
+    assert write_chunks(items, tmp_path, 10, length_fn=count, **settings) == manifest
     assert times(tmp_path) == before
     assert counted[25:] == [items[index] for index in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
 
 
-def test_continues_after_an_error_in_the_items(tmp_path):
+@pytest.mark.parametrize("settings", [{}, PARQUET], ids=["text", "parquet"])
+def test_continues_after_an_error_in_the_items(tmp_path, settings):
     def items(fails):
         for number in range(25):
             if fails and number == 17:
@@ -101,10 +110,12 @@ def test_continues_after_an_error_in_the_items(tmp_path):
             yield f"item {number}"
 
     with pytest.raises(OSError, match="the network is gone"):
-        write_chunks(items(True), tmp_path, 10, length_fn=len)
+        write_chunks(items(True), tmp_path, 10, length_fn=len, **settings)
     assert Manifest.read(tmp_path).chunks is None
+    with pytest.raises(ValueError, match="finished"):
+        opened(tmp_path)
     first = times(tmp_path)
-    assert write_chunks(items(False), tmp_path, 10, length_fn=len).items == 25
+    assert write_chunks(items(False), tmp_path, 10, length_fn=len, **settings).items == 25
     assert first.items() <= times(tmp_path).items()
     assert read_all(tmp_path) == list(items(False))
 
@@ -138,21 +149,6 @@ def test_files_have_the_permissions_of_any_other(tmp_path):
     assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-WRITE = """
-import sys
-from seqwarm_kernels.data import write_chunks
-write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.argv[1], 100, length_fn=len)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_write_into_one_folder_at_once(tmp_path):
-    running = [subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "chunks"]) for _ in range(2)]
-    assert [process.wait(timeout=120) for process in running] == [0, 0]
-    assert len(read_all(tmp_path / "chunks")) == 6000
-    assert ChunkSource(tmp_path / "chunks").lengths().shape == (6000,)
-
-
 def test_another_process_may_create_the_folder_at_the_same_time(tmp_path, monkeypatch):
     """The files of the other process are accepted, because it wrote its manifest before them."""
     real, folder = Path.iterdir, tmp_path / "chunks"
@@ -167,14 +163,15 @@ def test_another_process_may_create_the_folder_at_the_same_time(tmp_path, monkey
     assert read_all(folder) == ["a", "b"]
 
 
-def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_path):
-    manifest = write_chunks(["a", "b"], tmp_path, 1, length_fn=len)
+@pytest.mark.parametrize("settings", [{}, PARQUET], ids=["text", "parquet"])
+def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_path, settings):
+    manifest = write_chunks(["a", "b"], tmp_path, 1, length_fn=len, **settings)
     path = tmp_path / manifest.chunks[1].file
     path.write_bytes(path.read_bytes()[:-4])
     np.save(tmp_path / "chunk-000001.lengths.npy", np.array([77], np.uint32))
-    write_chunks(["a", "b"], tmp_path, 1, length_fn=len)
+    write_chunks(["a", "b"], tmp_path, 1, length_fn=len, **settings)
     assert read_all(tmp_path) == ["a", "b"]
-    assert ChunkSource(tmp_path).lengths().tolist() == [1, 1]
+    assert opened(tmp_path).lengths().tolist() == [1, 1]
 
 
 def npy(array):
@@ -213,10 +210,11 @@ def test_lengths_of_another_function_of_the_same_name_are_rejected(tmp_path, ind
     assert ChunkSource(tmp_path).lengths().tolist() == before
 
 
-def test_other_items_are_rejected(tmp_path):
+@pytest.mark.parametrize("settings", [{}, PARQUET], ids=["text", "parquet"])
+def test_other_items_are_rejected(tmp_path, settings):
     """States of sources of the folder stay valid."""
-    write_chunks(["a", "b", "c"], tmp_path, 2)
-    state = ChunkSource(tmp_path).state_dict()
+    write_chunks(["a", "b", "c"], tmp_path, 2, **settings)
+    state = opened(tmp_path).state_dict()
     for items, named in (
         (["x", "b", "c"], "chunk-000000"),
         (["a", "b"], "chunk-000001"),
@@ -224,12 +222,12 @@ def test_other_items_are_rejected(tmp_path):
         (["a", "b", "c"] * 2, "chunk-000001"),
     ):
         with pytest.raises(ValueError, match=named):
-            write_chunks(items, tmp_path, 2)
+            write_chunks(items, tmp_path, 2, **settings)
         assert read_all(tmp_path) == ["a", "b", "c"]
-        ChunkSource(tmp_path).load_state_dict(state)
-    write_chunks(["a", "b"], tmp_path / "full", 2)
+        opened(tmp_path).load_state_dict(state)
+    write_chunks(["a", "b"], tmp_path / "full", 2, **settings)
     with pytest.raises(ValueError, match="finished"):
-        write_chunks(["a", "b", "c"], tmp_path / "full", 2)
+        write_chunks(["a", "b", "c"], tmp_path / "full", 2, **settings)
 
 
 @pytest.mark.parametrize(

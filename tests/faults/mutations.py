@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies
 
 #: Number of examples: few in the tests of every change, many in the longest tests.
-EXAMPLES = [20, pytest.param(300, marks=pytest.mark.exhaustive)]
+EXAMPLES = [10, pytest.param(300, marks=pytest.mark.exhaustive)]
 
 #: What a damaged state, or a state of another version, may hold at any place.
 _NUMBERS = [-1, 0, 1, 2**31, 2**62, 2**63, -(2**63) - 1, 10**40, 0.5, float("nan"), float("inf"), 1e308, 1j]

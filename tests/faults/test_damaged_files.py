@@ -159,13 +159,10 @@ def test_a_search(tmp_path, kind, pattern, examples):
     explore(examples, damaged(content) if kind == "bytes" else changed(json.loads(content)), check)
 
 
-def without(name):
-    def write(path):
-        state = torch.load(path, weights_only=True)
-        del state[name]
-        torch.save(state, path)
-
-    return write
+def without_weights(path):
+    state = torch.load(path, weights_only=True)
+    del state["weights"]
+    torch.save(state, path)
 
 
 def cut(path):
@@ -174,10 +171,6 @@ def cut(path):
 
 def of_another_version(path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "of another version": 1}))
-
-
-def as_number(path):
-    path.write_text("5\n")
 
 
 @pytest.fixture(scope="module")
@@ -206,12 +199,9 @@ def test_text_files_of_train_gpt2(tmp_path, name, content):
     ("name", "damage"),
     [
         ("checkpoint.pt", cut),
-        ("checkpoint.pt", without("scheduler")),
-        ("checkpoint.pt", without("weights")),
-        ("config.json", cut),
+        ("checkpoint.pt", without_weights),
         ("config.json", of_another_version),
         ("records.jsonl", cut),
-        ("records.jsonl", as_number),
     ],
 )
 def test_train_gpt2(tmp_path, run_of_gpt2, name, damage):

@@ -5,6 +5,8 @@ import pytest
 from ..support.kills import KILLS, assert_kills_change_nothing
 from . import trainings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kills", KILLS)
 def test_hugging_face(tmp_path, kills):

@@ -31,7 +31,8 @@ from seqwarm_kernels.data.files.remote import (
 )
 
 from ..data.data_sets import FORMATS
-from ..data.token_files import END, documents, ends, write_llm_c, write_npy
+from ..data.token_files import documents, ends, write_npy
+from ..support.tiers import first_fast
 from .mutations import refusal_of
 
 TEXTS = [f"item {number}" for number in range(40)]
@@ -123,11 +124,10 @@ CASES = {
     "texts": (write_texts, lambda path: ChunkSource(path, with_lengths=True)),
     "counted parquet": (write_counted_parquet, lambda path: ParquetSource(path, with_lengths=True)),
     "ends": (write_ends, lambda path: TokenSource(path, document_ends=path.with_name("ends.npy"))),
-    "llm.c": (lambda folder: write_llm_c(folder, DOCUMENTS), lambda path: TokenSource(path, end_token=END)),
     **{
         name: (lambda folder, write=write: write(folder, DOCUMENTS), open_source)
         for name, (write, open_source) in FORMATS.items()
-        if name not in ("sequence", "stream", "npy")
+        if name in ("flat", "megatron", "mds", "zipped mds")
     },
 }
 
@@ -166,7 +166,7 @@ def counted():
     return count, answers()
 
 
-@pytest.mark.parametrize("prefix", ["", "filecache::"])
+@pytest.mark.parametrize("prefix", first_fast(["", "filecache::"]))
 def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix):
     _, open_at, right = case
     count, store.next_answers = counted()
