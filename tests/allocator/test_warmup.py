@@ -13,6 +13,7 @@ from seqwarm_kernels.allocator import training_pass
 from seqwarm_kernels.allocator.memory import DeviceMemory
 
 from ..support.same import assert_same
+from ..support.tiers import first_fast
 from .models import Words
 from .traces import everything
 
@@ -31,14 +32,16 @@ def compiled_in_place(model):
 ATTACHED = {
     "model": lambda model, attach: attach(model),
     "submodule": lambda model, attach: nn.Sequential(attach(model)),
+    "compiled in place later": lambda model, attach: compiled_in_place(attach(model)),
     "compiled": lambda model, attach: attach(torch.compile(model, backend="eager")),
     "compiled in place": lambda model, attach: attach(compiled_in_place(model)),
-    "compiled in place later": lambda model, attach: compiled_in_place(attach(model)),
 }
+NOT_COMPILED, COMPILED = [*ATTACHED][:2], [*ATTACHED][2:]
 
 
 @pytest.mark.parametrize(
-    ("name", "fails"), [*((name, False) for name in ATTACHED), ("model", True), ("submodule", True)]
+    ("name", "fails"),
+    [*((name, False) for name in NOT_COMPILED), *first_fast([(name, False) for name in COMPILED]), ("submodule", True)],
 )
 def test_an_attached_scheduler_neither_resizes_nor_counts_the_passes(name, fails):
     scheduler = SequenceLengthScheduler(8, 32, duration=30, unit="token")

@@ -192,8 +192,7 @@ def test_tokens_of_batches_in_buffers():
     assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
 
 
-@pytest.mark.parametrize("first", ["attach", "compile"])
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("first", "in_place"), [("attach", True), ("compile", False)])
 def test_compiled_models(first, in_place):
     plain, schedule = Model(), scheduler()
     expected = copy.deepcopy(plain)
@@ -202,8 +201,8 @@ def test_compiled_models(first, in_place):
 
     def compiled(module):
         if not in_place:
-            return torch.compile(module, backend="aot_eager", fullgraph=fullgraph)
-        module.compile(backend="aot_eager", fullgraph=fullgraph)
+            return torch.compile(module, backend="eager", fullgraph=fullgraph)
+        module.compile(backend="eager", fullgraph=fullgraph)
         return module
 
     if first == "compile":
@@ -251,16 +250,13 @@ def train(model, schedule, share):
     return torch.stack(losses)
 
 
-WRAPPINGS = ["attach, ddp", "ddp, attach", "fsdp"]
-
-
 def train_plain():
     torch.manual_seed(0)
     model, schedule = Model(), scheduler()
     return train(model, schedule, lambda batch: batch[:, : schedule.seq_length])
 
 
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize("wrapping", ["attach, ddp", "ddp, attach", "fsdp"])
 def test_a_wrapped_model_trains_as_without(wrapping):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -271,9 +267,8 @@ def test_a_wrapped_model_trains_as_without(wrapping):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_two_processes_train_as_one(wrapping):
-    torch.testing.assert_close(mean_of_two_ranks(train_rank, wrapping), train_plain())
+def test_two_processes_train_as_one():
+    torch.testing.assert_close(mean_of_two_ranks(train_rank, "attach, ddp"), train_plain())
 
 
 def test_bad_input():

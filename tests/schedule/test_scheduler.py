@@ -24,7 +24,7 @@ settings_of = st.fixed_dictionaries(
 )
 
 
-@examples(200)
+@examples(50)
 @given(settings=settings_of, more=st.integers(0, 3000), degree=st.none() | st.floats(0.3, 5), data=st.data())
 def test_lengths_follow_the_formula(settings, more, degree, data):
     """In exact fractions for "linear", so that it loses no step to rounding: `degree` is that of a root."""
@@ -44,6 +44,7 @@ def test_lengths_follow_the_formula(settings, more, degree, data):
         assert length in (by_formula if progress < duration else {high})
 
 
+@examples(30)
 @given(data=st.data(), low=st.integers(1, 300), more=st.integers(0, 3000), spare=st.integers(0, 500))
 def test_discrete_stages_are_taken_as_given(data, low, more, spare):
     lengths = [low, *sorted(data.draw(st.lists(st.integers(low, low + more), max_size=5)))]
@@ -145,6 +146,7 @@ falling = st.just(lambda x: abs(math.sin(20 * float(x))))
 pacings = rising | drawn | falling | st.builds(cyclic, rising, st.integers(1, 9))
 
 
+@examples(40)
 @given(
     low=st.integers(1, 50),
     extra=st.integers(0, 200),
@@ -162,10 +164,10 @@ def test_milestones_are_all_changes(low, extra, duration, step, pacing):
 
 
 def test_milestones_that_are_closer_than_the_grid_of_a_function():
-    """In each of 300 cycles of 333,333 units, 7 lengths; all but the first share the last 650 units."""
-    scheduler = SequenceLengthScheduler(8, 64, duration=10**8, unit="token", pacing=cyclic(root(0.001), 300))
+    """In each of 30 cycles of 333,333 units, 7 lengths; all but the first share the last 650 units."""
+    scheduler = SequenceLengthScheduler(8, 64, duration=10**7, unit="token", pacing=cyclic(root(0.001), 30))
     lengths = [milestone.seq_length for milestone in scheduler.milestones()]
-    assert lengths == [*range(8, 64, 8)] * 300 + [64]
+    assert lengths == [*range(8, 64, 8)] * 30 + [64]
 
 
 def test_milestones_of_long_durations_are_found_quickly():
