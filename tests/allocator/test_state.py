@@ -78,8 +78,6 @@ def draw_options(data):
 def test_state_is_restored_with_any_options(name, data):
     model, optimizer = make(name, has_state=data.draw(st.booleans()))
     options = draw_options(data)
-    if name == "complex":
-        options.update(max_grad_norm=None, grad_scaler=None)  # torch's implementations take no complex gradients
     scaler = options.get("grad_scaler")
 
     def state():

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy
 
 import seqwarm_kernels.models.seqwarm  # noqa: F401
-from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, resize_batch
+from seqwarm_kernels import SequenceLengthScheduler, alibi_attention
 
 from .zoo import FAMILIES, VOCABULARY, changed_by, converted, make, transformers
 
@@ -267,18 +267,6 @@ def test_data_parallel_splits_no_boundaries():
     model.register_forward_pre_hook(lambda model, args, kwargs: seen.extend(kwargs), with_kwargs=True)
     parallel(input_ids=random_ids())
     assert {*seen} == {"input_ids", "position_ids", "use_cache"}
-
-
-@pytest.mark.slow
-def test_flex_attention_keeps_segments_apart():
-    """Its forward. It has no backward on a CPU, so `attach` refuses it there."""
-    model, batch = make("llama", attention="flex_attention"), {"input_ids": random_ids()}
-    with torch.no_grad():
-        segments = model(**resize_batch(batch, 4, mode="segments")).logits
-        expected = model(**resize_batch(batch, 4, mode="flatten"), use_cache=False).logits
-    torch.testing.assert_close(segments, expected.view_as(segments), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="FlexAttention"):
-        schedule(4).attach(model, mode="segments")
 
 
 def test_attaching_leaves_nothing_in_the_cache_of_autocast():
