@@ -45,11 +45,6 @@ def test_the_plan_is_that_of_stepping_the_scheduler(unit, batch_size, total, pac
     assert plan.attention_flops == sum(6 * 2 * 16 * length * tokens for _, length, _, tokens in stages)
 
 
-def test_a_run_that_ends_where_the_length_changes():
-    plan = plan_schedule(SequenceLengthScheduler(8, 24, duration=10, step_size=8), 10, 1, MODEL)
-    assert [(stage.progress, stage.seq_length, stage.steps) for stage in plan.stages] == [(0, 8, 5), (5, 16, 5)]
-
-
 def test_no_ramp_saves_nothing():
     plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 10, 2, MODEL)
     assert (plan.tokens_saved(), plan.attention_saved()) == (0, 0)

@@ -66,15 +66,6 @@ def frozen():
     return model
 
 
-def hooked():
-    """Hooks that change activations and gradients, not the model."""
-    model = Body(nn.Linear(WIDTH, WIDTH))
-    model.inner.register_forward_hook(lambda module, inputs, output: output * 2)
-    model.inner.register_full_backward_hook(lambda module, inputs, outputs: tuple(grad / 2 for grad in inputs))
-    model.head.weight.register_hook(lambda gradient: gradient * 0.5)
-    return model
-
-
 def compiled():
     model = Body(nn.Linear(WIDTH, WIDTH), nn.GELU())
     model.compile(backend="eager")
@@ -94,7 +85,6 @@ MODELS = {
     "batch norm": lambda: Body(ChannelNorm(WIDTH), nn.GELU()),
     "tied weights": tied,
     "frozen parts": frozen,
-    "hooks": hooked,
     "buffers": lambda: Body(Buffers()),
     "compiled": compiled,
     "DistributedDataParallel": lambda: DistributedDataParallel(Body(ChannelNorm(WIDTH), nn.Dropout(0.2))),

@@ -16,7 +16,6 @@ from seqwarm_kernels import (
     alibi_attention,
     compilations,
     no_compilation,
-    resize_batch,
     warmup_allocator,
 )
 
@@ -99,8 +98,3 @@ def test_no_kernel_of_this_package_compiles_after_a_pass_at_every_length():
 def test_an_error_in_the_block_comes_through():
     with pytest.raises(KeyError), no_compilation():
         raise KeyError
-
-
-def test_without_a_compiler_nothing_compiles():
-    with no_compilation():
-        resize_batch({"x": torch.ones(2, 5)}, 3)

@@ -371,6 +371,7 @@ def test_on_the_host_the_resident_set_is_reported():
     report = warmup_allocator(nn.Embedding(3, 3), 8)
     assert (report.reserved_bytes, report.device_allocations) == (None, None)
     assert report.peak_bytes > 10 * MEBIBYTE
+    assert "of the whole process" in str(report)
     host = HostMemory()
     assert 10 * MEBIBYTE < host.allocated() < 1.1 * host.peak()
     free, total = host.free()

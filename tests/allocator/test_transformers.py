@@ -30,16 +30,6 @@ def t5(headless=False):
     return (transformers.T5Model if headless else transformers.T5ForConditionalGeneration)(config)
 
 
-def bart():
-    halves = {
-        f"{half}_{name}": size
-        for half in ("encoder", "decoder")
-        for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
-    }
-    config = transformers.BartConfig(vocab_size=WORDS, d_model=16, max_position_embeddings=32, **halves)
-    return transformers.BartForConditionalGeneration(config)
-
-
 def clip():
     text = {**TEXT, "max_position_embeddings": 32, "eos_token_id": 2}
     return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=8))
@@ -80,7 +70,6 @@ MODELS = {
     "causal": gpt2,
     "encoder-decoder": t5,
     "encoder-decoder, without a head": lambda: t5(headless=True),
-    "encoder-decoder with positions": bart,
     "vision and text": clip,
     "text with images": llava,
 }

@@ -155,18 +155,6 @@ def test_an_output_lives_until_the_next_forward_has_ended():
     assert not any(reference() is not None for reference in outputs)
 
 
-def test_report(capsys):
-    report = warmup_allocator(Words(), 64, batch_size=2, scheduler=ramp())
-    assert (report.lengths, report.device) == ((64, 8, 16, 24, 32), "cpu")
-    assert (report.reserved_bytes, report.device_allocations) == (None, None)
-    assert report.peak_bytes > 0
-    assert not capsys.readouterr().err, "a bar belongs on a terminal"
-    text = str(report)
-    assert "64, then 4 from 8 to 32" in text
-    assert "reserved memory" not in text
-    assert "of the whole process" in text
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_short_lengths_allocate_nothing():
     model = Words().cuda()

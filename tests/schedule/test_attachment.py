@@ -321,17 +321,6 @@ def test_a_copied_model_keeps_full_lengths_and_can_be_attached(copied, prepared)
     assert [each(tokens()).shape[1] for each in (model, other, copied(other))] == [16] * 3
 
 
-def test_averages_and_saved_models_need_no_attachment(tmp_path):
-    model, ids = Model(), tokens()
-    scheduler().attach(model)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    average.update_parameters(model)
-    torch.save(model, tmp_path / "model.pt")
-    model.eval()
-    for other in (average, torch.load(tmp_path / "model.pt", weights_only=False)):
-        torch.testing.assert_close(other(ids), model(ids))
-
-
 def test_a_paused_attachment_neither_resizes_nor_counts():
     outer, schedule = nn.Sequential(Model()), scheduler()
     attachment = schedule.attach(outer[0])

@@ -177,11 +177,6 @@ def test_milestones_of_long_durations_are_found_quickly():
     assert milestones == [(0, 8), (2**52, 16), (2**53, 24)]
 
 
-def test_options_of_resize():
-    batch = {"input_ids": torch.arange(64).view(2, 32)}
-    assert SequenceLengthScheduler(8, 32, duration=100).resize(batch, mode="reshape")["input_ids"].shape == (8, 8)
-
-
 @pytest.mark.parametrize("pre_dispatch", [False, True])
 @pytest.mark.parametrize("tracing_mode", ["real", "fake"])
 def test_resize_in_a_trace(tracing_mode, pre_dispatch):
@@ -267,16 +262,3 @@ def test_a_worker_does_not_know_the_length(workers):
     scheduler.step(5)
     loader = torch.utils.data.DataLoader(Lengths(scheduler), num_workers=workers, batch_size=None)
     assert [tuple(item) for item in loader] == [(32 if workers == 0 else 0, 32)] * 2
-
-
-def test_the_length_is_computed_when_the_progress_changes():
-    calls = []
-
-    def pacing(x):
-        calls.append(x)
-        return x
-
-    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=pacing)
-    scheduler.step(5)
-    assert [scheduler.seq_length for _ in range(3)] == [32] * 3
-    assert calls == [0, Fraction(1, 2)]
