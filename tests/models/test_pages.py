@@ -4,9 +4,7 @@ import re
 
 import pytest
 
-from tools import model_types
-
-from . import table
+from . import model_types, table
 
 
 def test_the_table_of_families_is_up_to_date():
