@@ -36,9 +36,14 @@ def step(model, batch):
     model(batch["input_ids"]).square().mean().backward()
 
 
-@pytest.mark.parametrize("mode", first_fast(["truncate", "reshape"]))
-def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
-    model = Model()
+class Embedding(nn.Embedding):
+    def __init__(self):
+        super().__init__(11, 4)
+
+
+@pytest.mark.parametrize(("model_class", "mode"), first_fast([(Embedding, "truncate"), (Model, "reshape")]))
+def test_a_compiled_model_compiles_nothing_after_the_warmup(model_class, mode):
+    model = model_class()
     model.compile(backend="eager")
     scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=8)
     batch = {"input_ids": torch.randint(11, (2, 64))}
@@ -52,8 +57,8 @@ def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
 
 
 def test_a_compiled_model_runs_at_two_lengths():
-    """For without a second length, torch would compile a graph for the next one."""
-    model = nn.Embedding(11, 4)
+    """Else the first other length would compile again."""
+    model = Embedding()
     model.compile(backend="eager")
     report = warmup_allocator(model, 64, batch_size=2)
     assert report.lengths == (64, 32)

@@ -73,7 +73,7 @@ def draw_options(data):
     return options
 
 
-@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from([name for name in TRAININGS if name != "compiled"]), data=st.data())  # would compile anew
 def test_state_is_restored_with_any_options(name, data):
     model, optimizer = make(name, has_state=data.draw(st.booleans()))
@@ -126,9 +126,8 @@ BUG, OUT_OF_MEMORY = KeyError("a bug"), torch.OutOfMemoryError("CUDA out of memo
 def endings():
     """(training, where it fails, the error)."""
     yield from ((name, None, None) for name in TRAININGS)
-    for name, where in itertools.product(("random numbers", "fully_shard"), ("forward", "backward", "optimizer")):
-        yield name, where, BUG
-    yield from ((name, "backward", BUG) for name in ("DistributedDataParallel", "buffers", "an optimizer inside"))
+    yield from (("random numbers", where, BUG) for where in ("forward", "backward", "optimizer"))
+    yield from ((name, "backward", BUG) for name in ("DistributedDataParallel", "fully_shard", "an optimizer inside"))
     yield from ((name, "backward", OUT_OF_MEMORY) for name in ("random numbers", "fully_shard"))
 
 

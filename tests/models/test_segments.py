@@ -25,6 +25,8 @@ MODELS = {
 }
 ONE_LAYER = {"num_hidden_layers": 1}  # torch.compile takes seconds for each
 
+SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
+
 #: That `attach` chooses for these models.
 BOUNDARIES = {name: "position_ids" if name in ("llama-sdpa", "llama-eager") else "cu_seq_lens" for name in MODELS}
 
@@ -148,7 +150,7 @@ def test_a_window_limits_what_a_token_sees(name):
 #: By what, the model, the mode and the number of graphs.
 RAMPS = [
     ("attach", "gpt2-alibi", "segments", 1),
-    ("resize", "llama-seqwarm", "window", 2),
+    pytest.param("resize", "llama-seqwarm", "window", 2, marks=pytest.mark.slow),
     pytest.param("resize", "gpt2-alibi", "segments", 2, marks=pytest.mark.slow),
     pytest.param("attach", "llama-sdpa", "segments", 1, marks=pytest.mark.slow),
 ]
@@ -182,6 +184,22 @@ def test_a_ramp_compiles_at_most_twice(by, name, mode, graphs):
         scheduler.step()
     assert lengths == [4, 5, 6, 7]
     assert counter.frame_count == graphs
+
+
+@pytest.mark.parametrize(
+    ("options", "entry"), [(WINDOW, "window"), (SEGMENTS | {"boundaries": "cu_seq_lens"}, "cu_seq_lens_q")]
+)
+def test_a_ramp_of_resize_in_a_graph_compiles_at_most_twice(options, entry):
+    counter, scheduler, ids = CompileCounter(), schedule(4, 7, duration=3), random_ids()
+
+    def told(ids):
+        return ids[0, :1] + scheduler.resize({"input_ids": ids}, **options)[entry]
+
+    compiled = torch.compile(told, backend=counter, fullgraph=True)
+    for _ in range(4):
+        assert compiled(ids).equal(told(ids))
+        scheduler.step()
+    assert counter.frame_count == 2
 
 
 class Wrapper(nn.Module):
@@ -365,9 +383,6 @@ def bloom_with_zeros():
     for layer in model.transformer.h:
         nn.init.zeros_(layer.self_attention.dense.weight)
     return model
-
-
-SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,11 @@ def train_one_of_two(rank, name, wrapping, mode):
 @pytest.mark.parametrize(
     ("name", "wrapping", "mode"),
     [
-        ("gpt2", "fsdp", "truncate"),
         ("llama-seqwarm", "ddp", "segments"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
+                ("gpt2", "fsdp", "truncate"),
                 ("gpt2", "fsdp, slopes first", "truncate"),
                 ("gpt2", "ddp", "segments"),
                 ("llama-sdpa", "fsdp", "segments"),
