@@ -17,13 +17,12 @@ from .zoo import FAMILIES, VOCABULARY, changed_by, converted, make, transformers
 LENGTH, IGNORED = 24, -100
 
 MODELS = {
-    "gpt2-alibi": lambda **sizes: converted("gpt2", torch.float64),
-    "llama-sdpa": lambda **sizes: make("llama", torch.float64, "sdpa", **sizes),
-    "llama-eager": lambda **sizes: make("llama", torch.float64, "eager", **sizes),
-    "llama-alibi": lambda **sizes: converted("llama", torch.float64),
-    "llama-seqwarm": lambda **sizes: make("llama", torch.float64, "seqwarm", **sizes),
+    "gpt2-alibi": lambda: converted("gpt2", torch.float64),
+    "llama-sdpa": lambda: make("llama", torch.float64, "sdpa"),
+    "llama-eager": lambda: make("llama", torch.float64, "eager"),
+    "llama-alibi": lambda: converted("llama", torch.float64),
+    "llama-seqwarm": lambda: make("llama", torch.float64, "seqwarm"),
 }
-ONE_LAYER = {"num_hidden_layers": 1}  # torch.compile takes seconds for each
 
 SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
 
@@ -31,8 +30,10 @@ SEGMENTS, WINDOW = {"mode": "segments"}, {"mode": "window"}
 BOUNDARIES = {name: "position_ids" if name in ("llama-sdpa", "llama-eager") else "cu_seq_lens" for name in MODELS}
 
 
-def made(name, **sizes):
-    model = MODELS[name](**sizes).train()
+def made(name, layers=2):
+    """torch.compile takes seconds for each layer."""
+    model = MODELS[name]().train()
+    del (model.base_model.h if name == "gpt2-alibi" else model.base_model.layers)[layers:]
     model.loss_type = "ForCausalLM"  # else the loss of GPT-2 warns, which a graph cannot hold
     return model
 
@@ -159,7 +160,7 @@ RAMPS = [
 @pytest.mark.parametrize(("by", "name", "mode", "graphs"), RAMPS)
 def test_a_ramp_compiles_at_most_twice(by, name, mode, graphs):
     """`resize` in the compiled function makes a second graph, for all lengths but the first."""
-    model, counter, scheduler = made(name, **ONE_LAYER).float(), CompileCounter(), schedule(4, 7, duration=3)
+    model, counter, scheduler = made(name, layers=1).float(), CompileCounter(), schedule(4, 7, duration=3)
     options = {"mode": mode, "boundaries": BOUNDARIES[name] if mode == "segments" else None}
 
     def loss_of_resized(**batch):
@@ -237,7 +238,7 @@ WRAPPED += [("llama-seqwarm", "segments", "nothing"), ("llama-seqwarm", "segment
 def test_a_wrapper_that_does_not_pass_the_segments_on_raises(name, mode, passes, compiles):
     """It would train on whole rows."""
     function, message = WRONGLY_PASSED[passes]
-    model = Wrapper(made(name, **ONE_LAYER).eval(), function)  # as `from_pretrained` returns it
+    model = Wrapper(made(name, layers=1).eval(), function)  # as `from_pretrained` returns it
     model.training = True
     model = torch.compile(model, backend="eager") if compiles else model
     attachment, ids = schedule(4).attach(model, mode=mode), random_ids()
