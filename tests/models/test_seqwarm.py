@@ -56,7 +56,7 @@ def test_segments_of_several_rows_do_not_see_each_other(name, told):
 
 
 def test_a_compiled_model_takes_new_boundaries_without_another_graph():
-    (model, ours), ids = pair("mistral", num_hidden_layers=1), tokens(ROWS, LENGTH)
+    (model, ours), ids = pair("gpt2", n_layer=1), tokens(ROWS, LENGTH)
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
 
     def check(lengths):
