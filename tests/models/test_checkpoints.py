@@ -36,16 +36,29 @@ OPTIONS = [
 ]
 
 
-def assert_refused(model_class, folder):
+def assert_refused(model_class, folder, **options):
+    with pytest.raises(Exception, match="with ALiBi"):
+        model_class.from_pretrained(folder, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_plain_load_is_refused(options, tmp_path):
     """Whatever a caller replaces, and in every class."""
-    for options in OPTIONS:
-        with pytest.raises(Exception, match="with ALiBi"):
-            model_class.from_pretrained(folder, **options)
+    converted("gpt2").save_pretrained(tmp_path)
+    for each in (transformers.GPT2LMHeadModel, transformers.AutoModel, transformers.AutoConfig):
+        assert_refused(each, tmp_path, **options)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+#: Families whose configs differ: in names, in positions that begin at 2, in a config of the attention.
+OF_EACH_CONFIG = ["gpt2", "roberta", "mpt"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*OF_EACH_CONFIG, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in OF_EACH_CONFIG)],
+)
 def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
-    """With slopes of its own in each layer, also after a second call and a second save. A plain load is refused."""
+    """With slopes of its own in each layer, also after a second call and a second save."""
     model, ids = make(name), tokens(2, 80)
     rows = torch.rand(model.config.num_hidden_layers, HEADS)
     replaced = apply_alibi(model, 48, slopes=rows).replaced
@@ -56,8 +69,7 @@ def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["seqwarm_alibi"]["max_seq_length"] == 96
     assert slopes_of(load_alibi_model(transformers.AutoModel, tmp_path)) == rows.tolist()
     model_class = getattr(transformers, FAMILIES[name].model)
-    for each in (model_class, transformers.AutoModel, transformers.AutoConfig):
-        assert_refused(each, tmp_path)
+    assert_refused(model_class, tmp_path)
     transformers.PreTrainedConfig.from_json_file(tmp_path / "config.json")  # as the Trainer does before it resumes
     loaded = load_alibi_model(model_class, tmp_path)
     loaded.save_pretrained(tmp_path / "again")
@@ -68,7 +80,7 @@ def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
         assert each.eval()(ids).logits.equal(expected)
 
 
-@pytest.mark.parametrize("learn_again", [None, False, True])
+@pytest.mark.parametrize("learn_again", [None, False])
 def test_learned_slopes_are_restored(learn_again, tmp_path):
     ids, expected = save("llama", tmp_path, learn_slopes=True)
     assert_refused(transformers.LlamaForCausalLM, tmp_path)
@@ -102,7 +114,7 @@ def edit_weights(file, change):
     safetensors.torch.save_file(tensors, file, {"format": "pt"})
 
 
-OWN, OTHER = [0.3, 0.7, 0.2, 0.4], [0.5, 0.6, 0.7, 0.8]
+OWN, OTHER = (0.3, 0.7, 0.2, 0.4), (0.5, 0.6, 0.7, 0.8)
 
 
 def in_a_file_of_torch(folder):
@@ -154,33 +166,17 @@ def test_slopes_are_those_of_the_files_that_are_loaded(place, tmp_path):
     assert slopes_of(loaded) == [torch.tensor(OWN).tolist()] * 2
 
 
-@pytest.mark.parametrize(
-    "slopes",
-    [torch.ones(3), torch.ones(1), torch.ones(2, 2), torch.tensor([1.0, float("nan"), 1.0, 1.0]), None],
-)
-def test_slopes_that_do_not_fit_are_refused(slopes, tmp_path):
+def test_slopes_that_do_not_fit_are_refused(tmp_path):
     save_gpt2(tmp_path, OWN)
-
-    def change(tensors):
-        del tensors[SLOPES]
+    edit_weights(tmp_path / "model.safetensors", lambda tensors: tensors.pop(SLOPES))
+    for slopes in (None, torch.ones(1), torch.ones(2, 2), torch.tensor([1.0, float("nan"), 1.0, 1.0])):
         if slopes is not None:
-            tensors[SLOPES] = slopes
-
-    edit_weights(tmp_path / "model.safetensors", change)
-    with pytest.raises(ValueError, match=r"transformer\.h\.0\.attn\.alibi"):
-        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+            edit_weights(tmp_path / "model.safetensors", lambda tensors, new=slopes: tensors.update({SLOPES: new}))
+        with pytest.raises(ValueError, match=r"transformer\.h\.0\.attn\.alibi"):
+            load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
     edit_weights(tmp_path / "model.safetensors", lambda tensors: tensors.update({SLOPES: -torch.tensor(OWN)}))
     loaded = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)  # training may bring them below zero
     assert slopes_of(loaded)[0] == (-torch.tensor(OWN)).tolist()
-
-
-def qwen2_vl():
-    rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-    text = {**FAMILIES["llama"].options, "rope_parameters": rotary}
-    vision = {"depth": 1, "embed_dim": 32, "num_heads": 4, "hidden_size": 32}
-    return transformers.Qwen2VLForConditionalGeneration(
-        transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
-    ).eval()
 
 
 def encoder_decoder(of_models=True):
@@ -209,23 +205,16 @@ def pair_batch():
 
 PARTS = {
     "the language model of LLaVA": (llava, "model.language_model", None),
-    "the language model of Qwen2-VL": (qwen2_vl, "model.language_model", None),
     "the model below the head of LLaVA": (llava, "model", {"input_ids": torch.arange(3, 12)[None]}),
-    "an encoder": (encoder_decoder, "encoder", None),
     "a decoder": (encoder_decoder, "decoder", decoder_batch()),
-    "a decoder made of configs": (lambda: encoder_decoder(False), "decoder", decoder_batch()),
-    "an encoder and a decoder": (encoder_decoder, "", pair_batch()),
     "an encoder and a decoder made of configs": (lambda: encoder_decoder(False), "", pair_batch()),
     "GPT-2 below its head": (lambda: make("gpt2"), "transformer", None),
-    "BLOOM below its head": (lambda: make("bloom"), "transformer", None),
 }
 
 
 @pytest.mark.parametrize("case", PARTS)
 def test_a_model_of_which_a_part_is_converted(case, tmp_path):
     make_model, path, batch = PARTS[case]
-    if "Qwen2-VL" in case and transformers.__version__ == "5.6.0":
-        pytest.skip("its rotation indexes the positions of images, and is not converted")
     model = make_model()
     apply_alibi(model.get_submodule(path), 64, example_batch=batch, slopes=[0.9, 0.5, 0.3, 0.1])
     apply_alibi(model.get_submodule(path), 96, example_batch=batch)
@@ -244,7 +233,7 @@ def test_a_model_of_which_a_part_is_converted(case, tmp_path):
     assert_refused(type(part), tmp_path / "part")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", OF_EACH_CONFIG)
 def test_another_model_of_the_same_config_is_as_before(name, tmp_path):
     """Also one that is made later, by the class and by an Auto class."""
     model_class, ids = getattr(transformers, FAMILIES[name].model), tokens()
@@ -273,14 +262,12 @@ def test_copies_and_pickles_of_a_converted_model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imports", ["seqwarm_kernels, transformers", "transformers, seqwarm_kernels"])
-def test_a_fresh_process_loads_a_checkpoint_and_a_pickle(imports, tmp_path):
-    """In either order of imports."""
+def test_a_fresh_process_loads_a_checkpoint_and_a_pickle(tmp_path):
     ids, expected = save("llama", tmp_path)
     torch.save([ids, expected], tmp_path / "expected.pt")
     torch.save(load_alibi_model(transformers.LlamaForCausalLM, tmp_path), tmp_path / "model.pt")
     code = f"""
-import {imports}, torch
+import seqwarm_kernels, transformers, torch
 ids, expected = torch.load({str(tmp_path / "expected.pt")!r})
 assert torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)(ids).logits.equal(expected)
 model = seqwarm_kernels.load_alibi_model(transformers.AutoModelForCausalLM, {str(tmp_path)!r})

@@ -76,8 +76,10 @@ def errors(result, exact, weights):
     return found
 
 
-@pytest.mark.parametrize("kind", ["none", "left", "right"])
-@pytest.mark.parametrize("name", [*CONVERTED, *OTHERS])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "both") for name in [*CONVERTED, *OTHERS]), *((name, "none") for name in ("gpt2", "bert", "qwen2"))],
+)
 def test_every_family_equals_a_dense_bias(name, kind):
     mask, ids = padding(kind, ROWS, LENGTH), tokens(ROWS, LENGTH)
     weights = weights_of(mask)
@@ -86,21 +88,22 @@ def test_every_family_equals_a_dense_bias(name, kind):
     dense = dense_mask(twin, alibi_slopes(HEADS), mask, LENGTH, (FAMILIES | OTHERS)[name].causal)
     exact = logits_and_gradients(twin, ids, weights, dense)
 
-    model64 = copy.deepcopy(model).double()
-    apply_alibi(model64, 64)
-    found = errors(logits_and_gradients(model64, ids, weights, mask), exact, weights)
+    found = errors(logits_and_gradients(converted(name, torch.float64), ids, weights, mask), exact, weights)
     assert max(found.values()) < rounding_of(model), found
 
-    report = apply_alibi(model, 64)
-    assert report.verification.largest_error < 1e-5
-    found = errors(logits_and_gradients(model, ids, weights, mask), exact, weights)
-    rounded = {k: v.float() for k, v in dense.items()} if isinstance(dense, dict) else dense.float()
-    eager = errors(logits_and_gradients(twin.float(), ids, weights, rounded), exact, weights)
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_rounding_is_that_of_its_own_code(name):
+    ids, weights, model = tokens(ROWS, LENGTH), weights_of(None), make(name)
+    twin = without_positions(model)
+    dense = dense_mask(twin, alibi_slopes(HEADS), None, LENGTH, True)
+    exact = logits_and_gradients(twin, ids, weights, dense)
+    found = errors(logits_and_gradients(converted(name), ids, weights, None), exact, weights)
+    eager = errors(logits_and_gradients(twin.float(), ids, weights, dense.float()), exact, weights)
     budget = 4 * max(eager.values()) + 1e-6
     assert max(found.values()) < budget, (found, eager)
 
 
-@pytest.mark.parametrize("kind", ["none", "left", "right"])
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -115,9 +118,9 @@ def test_every_family_equals_a_dense_bias(name, kind):
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     ],
 )
-def test_models_pretrained_with_alibi_keep_their_numbers(name, changes, kind):
+def test_models_pretrained_with_alibi_keep_their_numbers(name, changes):
     """Their biases are rounded to float32. So is MPT's softmax, which cannot hide keys in float64."""
-    mask, ids = padding(kind, ROWS, LENGTH), tokens(ROWS, LENGTH)
+    mask, ids = padding("both", ROWS, LENGTH), tokens(ROWS, LENGTH)
     weights = weights_of(mask)
     dtype, tolerance = (torch.float32, 1e-5) if name == "mpt" else (torch.float64, 1e-6)
     model = make(name, dtype, **changes)
@@ -150,11 +153,6 @@ def test_cross_attention_is_unchanged():
 
 _DROPOUTS = {
     "gpt2": {"attn_pdrop": 0.5},
-    "opt": {"attention_dropout": 0.5},
-    "gpt_neox": {"attention_dropout": 0.5},
-    "llama": {"attention_dropout": 0.5},
-    "bert": {"attention_probs_dropout_prob": 0.5},
-    "distilbert": {"attention_dropout": 0.5},
     "bloom": {"attention_dropout": 0.5},
     "mpt": {},  # its config takes integers only
     "falcon": {"attention_dropout": 0.5},
@@ -195,12 +193,11 @@ def test_on_a_gpu(name, dtype):
     assert largest((logits - expected)[mask != 0]) < budget * largest(expected)
 
 
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "distilbert", "llama"])
 def test_max_seq_length_is_no_limit(name):
     """Also in a model whose limit shrinks: longer sequences give the same numbers. It may be more than before, 64."""
     model, shrunk = (converted(name, max_seq_length=length) for length in (100, 8))
     ids, longer = tokens(2, 40), tokens(1, 100)
     for mask in (None, torch.ones_like(ids)):
         assert shrunk(ids, attention_mask=mask).logits.equal(model(ids, attention_mask=mask).logits)
-    for mask in (None, torch.ones_like(longer)):
-        assert model(longer, attention_mask=mask).logits.isfinite().all()
+    assert model(longer).logits.isfinite().all()

@@ -55,6 +55,23 @@ def test_layers_without_slopes():
     torch.testing.assert_close(out.transpose(1, 2), expected)
 
 
+def test_compiled_masks_are_those_of_eager_code_and_not_too_short():
+    """Also after 6 tokens in a cache of 14 slots, whose mask may be longer than the 9 tokens so far."""
+
+    def encoded(mask, seen):
+        kept = {"q_length": 3, "kv_length": 14, "q_offset": seen, "mask_function": masking_utils.causal_mask_function}
+        return encode(2, **kept, attention_mask=mask)
+
+    seen, compiled = torch.tensor(6), torch.compile(encoded, backend="eager", fullgraph=True, dynamic=True)
+    for length in (12, 9):
+        mask = torch.ones(2, length, dtype=torch.int64)
+        assert compiled(mask, seen).equal(encoded(mask, seen))
+    with pytest.raises(RuntimeError, match="attention_mask"):
+        compiled(mask[:, :8], seen)
+    with pytest.raises(ValueError, match="attention_mask"):
+        encoded(mask[:, :2], 0)
+
+
 def test_unsupported_patterns_are_refused():
     chunks = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
     prefix = masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k < 2)

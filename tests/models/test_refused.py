@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seqwarm_kernels import alibi_slopes, apply_alibi
+from seqwarm_kernels import apply_alibi
 from seqwarm_kernels.models import AlibiHeads, surgery
 
 from ..support.same import assert_same
@@ -102,7 +102,7 @@ def relative_positions():
 
 def compiled_in_place():
     model = make("gpt2")
-    model.compile()
+    model.compile(backend="eager")
     return model
 
 
@@ -150,7 +150,7 @@ REFUSED = {
     "shared rotations": (rotations_shared_with_a_foreign_layer, r"model\.rotary_emb"),
     "other learn_slopes": (lambda: converted("gpt2", learn_slopes=True), "learn_slopes"),
     "compiled in place": (compiled_in_place, "compiled"),
-    "compiled": (lambda: torch.compile(make("gpt2")), "compiled"),
+    "compiled": (lambda: torch.compile(make("gpt2"), backend="eager"), "compiled"),
     "attention that is not known": (electra, "ElectraModel"),
     "no attention": (lambda: nn.Linear(2, 2), "Linear"),
     "other sizes of keys": (lambda: nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4)), "kdim"),
@@ -238,7 +238,7 @@ def test_positions_up_to_max_seq_length_are_tried_if_the_example_has_some(rule, 
     assert model.last == last
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["distilbert", "llama"])
 def test_models_of_transformers_are_tried_at_positions_up_to_max_seq_length(name):
     model, seen = make(name), []
     model.register_forward_pre_hook(lambda *args: seen.append(args[-1].get("position_ids")), with_kwargs=True)
@@ -286,11 +286,6 @@ def test_a_length_of_numpy_is_taken():
 def test_bad_slopes_of_alibi_heads(slopes):
     with pytest.raises(ValueError, match="slopes"):
         AlibiHeads(slopes, causal=True)
-
-
-@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])
-def test_alibi_heads_take_sequences_arrays_and_tensors(convert):
-    assert AlibiHeads(convert(alibi_slopes(6)), causal=None).slopes.equal(alibi_slopes(6))
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_heads", 0), ("slopes", [0.5])])

@@ -34,9 +34,7 @@ def test_slopes_scaled_for_a_longer_context(tmp_path):
     "slopes",
     [
         OWN,
-        tuple(OWN),
         [OWN, OWN],
-        numpy.array(OWN),
         numpy.array([OWN, OWN], dtype="float32"),
         torch.tensor(OWN, dtype=torch.float64, requires_grad=True),
         [torch.tensor(OWN), numpy.array(OWN)],
@@ -50,23 +48,24 @@ def test_lists_arrays_and_tensors(slopes):
     assert slopes_of(model) == [torch.tensor(OWN).tolist()] * 2
 
 
+BAD_SLOPES = [
+    (0.5, TypeError, "float"),
+    ("0.5", ValueError, "float"),
+    ([OWN, 0.5], TypeError, "float"),
+    ([0.5, 0.5, 0.5, float("nan")], ValueError, "slopes"),
+    ([0.5, 0.5, 0.5, 1e39], ValueError, "slopes"),
+    ([OWN, [0.5, 0.5, 0.5, -0.5]], ValueError, "slopes"),
+    ([], ValueError, "h.0.attn"),
+    ([0.5], ValueError, "h.0.attn"),
+    ([OWN, OWN[1:]], ValueError, "h.1.attn"),
+    ([OWN], ValueError, "slopes"),
+    (torch.ones(3, HEADS), ValueError, "slopes"),
+]
+
+
 @pytest.mark.parametrize(
-    ("slopes", "error", "message"),
-    [
-        (0.5, TypeError, "float"),
-        ("0.5", ValueError, "float"),
-        ([OWN, 0.5], TypeError, "float"),
-        ([0.5, 0.5, 0.5, float("nan")], ValueError, "slopes"),
-        ([0.5, 0.5, 0.5, 1e39], ValueError, "slopes"),
-        ([OWN, [0.5, 0.5, 0.5, -0.5]], ValueError, "slopes"),
-        ([], ValueError, "h.0.attn"),
-        ([0.5], ValueError, "h.0.attn"),
-        ([OWN, OWN[1:]], ValueError, "h.1.attn"),
-        ([OWN], ValueError, "slopes"),
-        (torch.ones(3, HEADS), ValueError, "slopes"),
-    ],
+    ("slopes", "error", "message", "converted"), [*((*case, False) for case in BAD_SLOPES), (*BAD_SLOPES[-1], True)]
 )
-@pytest.mark.parametrize("converted", [False, True])
 def test_bad_slopes_change_nothing(slopes, error, message, converted):
     model = make("gpt2")
     if converted:

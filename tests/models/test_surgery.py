@@ -124,7 +124,7 @@ def step(optimizer):
 
 
 @pytest.mark.parametrize(
-    "case", ["forgotten", "passed", "made later", "a second optimizer", "frozen", "fixed", "another model", "deleted"]
+    "case", ["forgotten", "passed", "a second optimizer", "frozen", "fixed", "another model", "deleted"]
 )
 def test_learned_slopes_that_no_optimizer_trains_warn_once_at_its_second_step(case):
     """Not if they are trained or need no training."""
@@ -132,9 +132,7 @@ def test_learned_slopes_that_no_optimizer_trains_warn_once_at_its_second_step(ca
     optimizers = [torch.optim.SGD((make("llama") if case == "another model" else model).parameters(), lr=0.1)]
     apply_alibi(model, 64, learn_slopes=case != "fixed", optimizers=optimizers if case == "passed" else None)
     slopes = [parameter for name, parameter in model.named_parameters() if name.endswith("slopes")]
-    if case == "made later":
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
-    elif case == "a second optimizer":
+    if case == "a second optimizer":
         optimizers.append(torch.optim.SGD(slopes, lr=0.1))
     elif case == "frozen":
         for parameter in slopes:
@@ -151,7 +149,7 @@ def test_learned_slopes_that_no_optimizer_trains_warn_once_at_its_second_step(ca
     assert messages == [[], ["2 of 2 learned slopes "] if case == "forgotten" else [], []]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["gpt2", "roberta", "llama", "mpt"])
 def test_a_second_call_changes_the_length_and_keeps_the_slopes(name):
     model, fresh, ids = make(name), make(name), tokens(2, 48)
     apply_alibi(model, 48, learn_slopes=True)
@@ -194,8 +192,7 @@ def test_models_in_half_precision_and_on_the_meta_device():
     assert "not verified" in str(report)
 
 
-@pytest.mark.parametrize("learn_slopes", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "learn_slopes"), [("gpt2", True), ("bert", False), ("llama", False), ("mpt", True)])
 def test_a_failed_verification_undoes_everything(name, learn_slopes, monkeypatch):
     """Attention is patched to ignore the slopes. A group of the optimizer is as large as that of learned slopes."""
     model = make(name)

@@ -19,11 +19,11 @@ def loss_and_gradients(model, ids, mask):
     return [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
 
 
-@pytest.mark.parametrize("kind", first_fast(["right", "none"]))
-@pytest.mark.parametrize("name", first_fast(["gpt2", "bert", "qwen2", "modernbert", "bloom", "falcon", "mpt"]))
-def test_compiled(name, kind):
-    plain = converted(name, learn_slopes=True)
-    ids, mask = tokens(), padding(kind)
+@pytest.mark.parametrize("name", first_fast(["gpt2", "modernbert", "bloom", "falcon", "mpt"]))
+def test_compiled(name):
+    plain = make(name, **({"n_layer": 1} if name == "gpt2" else {}))
+    apply_alibi(plain, 64, learn_slopes=True)
+    ids, mask = tokens(), padding("right")
 
     def call(model):
         return model(input_ids=ids, attention_mask=mask).logits.square().mean()
@@ -37,37 +37,16 @@ def test_compiled(name, kind):
         torch.testing.assert_close(p.grad, gradients[n], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", first_fast(["gpt2", "opt"]))
-def test_compiled_models_refuse_packed_position_ids(name):
-    compiled = torch.compile(converted(name), backend="eager")
+def test_compiled_models_refuse_packed_position_ids():
+    model = make("gpt2", n_layer=1)
+    apply_alibi(model, 64)
+    compiled = torch.compile(model, backend="eager")
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     with pytest.raises(RuntimeError, match="position_ids"):
         compiled(tokens(1, 7), position_ids=positions)
 
 
-def test_compiled_models_refuse_masks_of_another_length():
-    model, ids = make("llama", num_hidden_layers=1), tokens(2, 9)
-    apply_alibi(model, 64)
-    compiled = torch.compile(model, backend="eager")
-
-    def call(length, ids=ids, **more):
-        return compiled(ids, attention_mask=torch.ones(2, length, dtype=torch.int64), **more).logits
-
-    def after_six(length):
-        cache = transformers.StaticCache(config=model.config, max_cache_len=14)
-        model(ids[:, :6], past_key_values=cache, use_cache=True)
-        return call(length, ids[:, 6:], past_key_values=cache, use_cache=True)
-
-    with torch.no_grad():
-        expected = model(ids).logits[:, 6:]
-        torch.testing.assert_close(after_six(14), expected)  # of all slots of the cache
-        with pytest.raises(ValueError, match="attention_mask"):
-            call(6)
-        with pytest.raises(RuntimeError, match="attention_mask"):
-            after_six(7)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_gradient_checkpointing(name):
     plain = converted(name).train()
     checkpointed = copy.deepcopy(plain)
@@ -77,7 +56,7 @@ def test_gradient_checkpointing(name):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "roberta", "mpt"])
+@pytest.mark.parametrize("name", ["gpt2", "mpt"])
 def test_autocast(name):
     model, ids = converted(name), tokens()
     exact = model(ids).logits
@@ -86,8 +65,7 @@ def test_autocast(name):
     assert 0 < (logits - exact).abs().max() < 0.1 * exact.abs().max()
 
 
-@pytest.mark.parametrize("with_boundaries", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize(("name", "with_boundaries"), [("gpt2", False), ("opt", False), ("llama", True)])
 def test_packed_sequences_train_as_padded_rows(name, with_boundaries):
     """As DataCollatorWithFlattening packs them, by position_ids alone or with cu_seq_lens."""
     model = converted(name, torch.float64).train()

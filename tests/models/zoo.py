@@ -1,6 +1,7 @@
 """One small model of every family, and its reference: the model's own code in float64 with a dense bias."""
 
 import copy
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -111,8 +112,20 @@ CACHED = [name for name, family in FAMILIES.items() if family.causal and name !=
 
 def make(name, dtype=torch.float32, attention="eager", **changes):
     """Return a model in evaluation mode. Large random weights make its attention far from uniform."""
+    key = name, dtype, attention, str(changes)
+    if key not in _MADE:
+        _MADE[key] = _make(name, dtype, attention, changes)
+    torch.default_generator.manual_seed(sum(map(ord, name)))
+    return copy.deepcopy(_MADE[key])
+
+
+#: Building a model takes longer than copying it, and `apply_alibi` ten times as long.
+_MADE = {}
+
+
+def _make(name, dtype, attention, changes):
     family = (FAMILIES | OTHERS)[name]
-    torch.manual_seed(sum(map(ord, name)))
+    torch.default_generator.manual_seed(sum(map(ord, name)))
     config = getattr(transformers, family.config)(**{**family.options, **changes})
     config._attn_implementation = attention
     model = getattr(transformers, family.model)(config)
@@ -123,8 +136,13 @@ def make(name, dtype=torch.float32, attention="eager", **changes):
 
 
 def converted(name, dtype=torch.float32, max_seq_length=64, **options):
+    return copy.deepcopy(_converted(name, dtype, max_seq_length, tuple(options.items())))
+
+
+@functools.cache
+def _converted(name, dtype, max_seq_length, options):
     model = make(name, dtype)
-    apply_alibi(model, max_seq_length, **options)
+    apply_alibi(model, max_seq_length, **dict(options))
     return model
 
 
@@ -170,13 +188,16 @@ def tokens(rows=2, length=20):
 
 
 def padding(kind, rows=2, length=20):
-    """Return (B, S), 1 at a token, or None for "none". Row 0 is full; every next row has more padding."""
+    """Return (B, S), 1 at a token, or None for "none". Row 0 is full; every next row has more padding, or of the
+    other side than the row before for "both"."""
     if kind == "none":
         return None
     mask = torch.ones(rows, length, dtype=torch.int64)
     for row in range(1, rows):
         mask[row, -3 * row :] = 0
-    return mask.flip(1) if kind == "left" else mask
+        if kind == "left" or (kind == "both" and row % 2):
+            mask[row] = mask[row].flip(0)
+    return mask
 
 
 def packed(*rows, room=0):

@@ -5,7 +5,6 @@ import dataclasses
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Mapping, MutableMapping
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,9 +173,8 @@ def assert_same(found, expected):
             assert found[name] == value, name
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
-@examples(15)
-@given(problem=problems(), data=st.data())
+@examples(45)
+@given(container=st.sampled_from([*CONTAINERS]), problem=problems(), data=st.data())
 def test_batches_of_rows(container, problem, data):
     entries, options = problem
     seq_dim, length = options["seq_dim"], entries["input_ids"].shape[1]

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 from tests.support.cut_tokens import pieces_of
+from tests.support.tiers import examples
 
 IGNORED = -100
 ADDED = {
@@ -51,7 +52,7 @@ def batch_of(rows, told_by):
     return batch
 
 
-@settings(deadline=None)
+@examples(50)
 @given(rows_of_runs(), st.integers(1, 14), st.sampled_from(["position_ids", "seq_idx", "cu_seqlens"]), st.booleans())
 def test_segments_are_those_of_lists_cut_by_hand(rows, length, told_by, keeps_first):
     batch = batch_of(rows, told_by)

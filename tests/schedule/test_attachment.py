@@ -192,8 +192,7 @@ def test_tokens_of_batches_in_buffers():
     assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
 
 
-@pytest.mark.parametrize("first", ["attach", "compile"])
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("first", "in_place"), [("attach", True), ("compile", False)])
 def test_compiled_models(first, in_place):
     plain, schedule = Model(), scheduler()
     expected = copy.deepcopy(plain)
@@ -202,8 +201,8 @@ def test_compiled_models(first, in_place):
 
     def compiled(module):
         if not in_place:
-            return torch.compile(module, backend="aot_eager", fullgraph=fullgraph)
-        module.compile(backend="aot_eager", fullgraph=fullgraph)
+            return torch.compile(module, backend="eager", fullgraph=fullgraph)
+        module.compile(backend="eager", fullgraph=fullgraph)
         return module
 
     if first == "compile":
@@ -251,16 +250,13 @@ def train(model, schedule, share):
     return torch.stack(losses)
 
 
-WRAPPINGS = ["attach, ddp", "ddp, attach", "fsdp"]
-
-
 def train_plain():
     torch.manual_seed(0)
     model, schedule = Model(), scheduler()
     return train(model, schedule, lambda batch: batch[:, : schedule.seq_length])
 
 
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize("wrapping", ["attach, ddp", "ddp, attach", "fsdp"])
 def test_a_wrapped_model_trains_as_without(wrapping):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -271,9 +267,8 @@ def test_a_wrapped_model_trains_as_without(wrapping):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_two_processes_train_as_one(wrapping):
-    torch.testing.assert_close(mean_of_two_ranks(train_rank, wrapping), train_plain())
+def test_two_processes_train_as_one():
+    torch.testing.assert_close(mean_of_two_ranks(train_rank, "attach, ddp"), train_plain())
 
 
 def test_bad_input():
@@ -324,17 +319,6 @@ def test_a_copied_model_keeps_full_lengths_and_can_be_attached(copied, prepared)
     assert other(tokens()).shape[1] == 4
     again.remove()
     assert [each(tokens()).shape[1] for each in (model, other, copied(other))] == [16] * 3
-
-
-def test_averages_and_saved_models_need_no_attachment(tmp_path):
-    model, ids = Model(), tokens()
-    scheduler().attach(model)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    average.update_parameters(model)
-    torch.save(model, tmp_path / "model.pt")
-    model.eval()
-    for other in (average, torch.load(tmp_path / "model.pt", weights_only=False)):
-        torch.testing.assert_close(other(ids), model(ids))
 
 
 def test_a_paused_attachment_neither_resizes_nor_counts():

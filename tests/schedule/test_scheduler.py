@@ -24,7 +24,7 @@ settings_of = st.fixed_dictionaries(
 )
 
 
-@examples(200)
+@examples(50)
 @given(settings=settings_of, more=st.integers(0, 3000), degree=st.none() | st.floats(0.3, 5), data=st.data())
 def test_lengths_follow_the_formula(settings, more, degree, data):
     """In exact fractions for "linear", so that it loses no step to rounding: `degree` is that of a root."""
@@ -44,6 +44,7 @@ def test_lengths_follow_the_formula(settings, more, degree, data):
         assert length in (by_formula if progress < duration else {high})
 
 
+@examples(30)
 @given(data=st.data(), low=st.integers(1, 300), more=st.integers(0, 3000), spare=st.integers(0, 500))
 def test_discrete_stages_are_taken_as_given(data, low, more, spare):
     lengths = [low, *sorted(data.draw(st.lists(st.integers(low, low + more), max_size=5)))]
@@ -145,6 +146,7 @@ falling = st.just(lambda x: abs(math.sin(20 * float(x))))
 pacings = rising | drawn | falling | st.builds(cyclic, rising, st.integers(1, 9))
 
 
+@examples(40)
 @given(
     low=st.integers(1, 50),
     extra=st.integers(0, 200),
@@ -162,10 +164,10 @@ def test_milestones_are_all_changes(low, extra, duration, step, pacing):
 
 
 def test_milestones_that_are_closer_than_the_grid_of_a_function():
-    """In each of 300 cycles of 333,333 units, 7 lengths; all but the first share the last 650 units."""
-    scheduler = SequenceLengthScheduler(8, 64, duration=10**8, unit="token", pacing=cyclic(root(0.001), 300))
+    """In each of 30 cycles of 333,333 units, 7 lengths; all but the first share the last 650 units."""
+    scheduler = SequenceLengthScheduler(8, 64, duration=10**7, unit="token", pacing=cyclic(root(0.001), 30))
     lengths = [milestone.seq_length for milestone in scheduler.milestones()]
-    assert lengths == [*range(8, 64, 8)] * 300 + [64]
+    assert lengths == [*range(8, 64, 8)] * 30 + [64]
 
 
 def test_milestones_of_long_durations_are_found_quickly():
@@ -173,11 +175,6 @@ def test_milestones_of_long_durations_are_found_quickly():
     assert [length for _, length in milestones] == list(range(8, 1025, 8))
     milestones = SequenceLengthScheduler(8, 24, duration=2**53, unit="token").milestones()
     assert milestones == [(0, 8), (2**52, 16), (2**53, 24)]
-
-
-def test_options_of_resize():
-    batch = {"input_ids": torch.arange(64).view(2, 32)}
-    assert SequenceLengthScheduler(8, 32, duration=100).resize(batch, mode="reshape")["input_ids"].shape == (8, 8)
 
 
 @pytest.mark.parametrize("pre_dispatch", [False, True])
@@ -265,16 +262,3 @@ def test_a_worker_does_not_know_the_length(workers):
     scheduler.step(5)
     loader = torch.utils.data.DataLoader(Lengths(scheduler), num_workers=workers, batch_size=None)
     assert [tuple(item) for item in loader] == [(32 if workers == 0 else 0, 32)] * 2
-
-
-def test_the_length_is_computed_when_the_progress_changes():
-    calls = []
-
-    def pacing(x):
-        calls.append(x)
-        return x
-
-    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=pacing)
-    scheduler.step(5)
-    assert [scheduler.seq_length for _ in range(3)] == [32] * 3
-    assert calls == [0, Fraction(1, 2)]

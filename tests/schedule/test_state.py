@@ -19,6 +19,19 @@ def test_a_step_beyond_what_a_state_may_hold_counts_nothing():
     assert loaded.progress == scheduler.progress == 2**62
 
 
+def test_only_whole_numbers_from_0_on_are_counted():
+    scheduler = SequenceLengthScheduler(4, 40, duration=12, step_size=3, unit="token")
+    for bad in (-1, 0.5, True, "2", 2**63):
+        for change in (scheduler.step, lambda value: setattr(scheduler, "progress", value)):
+            with pytest.raises((TypeError, ValueError)):
+                change(bad)
+    with pytest.raises(ValueError, match="n must be the number of tokens"):
+        scheduler.step()
+    assert (scheduler.step(5), scheduler.progress) == (19, 5)
+    by_steps = SequenceLengthScheduler(4, 40, duration=12, step_size=3)
+    assert (by_steps.step(), by_steps.step(0), by_steps.progress) == (7, 7, 1)
+
+
 def test_the_state_that_checkpoints_keep():
     scheduler = sw.SequenceLengthScheduler(duration=0.3 * 1000)
     configuration = {"min_seq_length": 8, "max_seq_length": 1024, "duration": 300.0}
