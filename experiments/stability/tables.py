@@ -18,7 +18,7 @@ NOT_YET = "not yet measured"
 
 def report(records: Sequence[Record]) -> str:
     """Every table, under its heading."""
-    tables = {**TABLES, "final loss": _cells(_loss_cell), "tuner": tuner_table}
+    tables = {"search": search_table, **TABLES, "final loss": _cells(_loss_cell), "tuner": tuner_table}
     return "\n\n".join(f"## {title}\n\n{make(records)}" for title, make in tables.items())
 
 
@@ -178,7 +178,6 @@ def _cells(cell: Callable[[list[Run]], str], comparison: Comparison = MAIN) -> C
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {  # in the order of the page
-    "search": search_table,
     "seeds that train": _cells(_share_cell),
     "arms": summary_table,
     "large batches, seeds that train": _cells(_share_cell, LARGE),

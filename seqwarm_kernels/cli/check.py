@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "compare every operator with its reference on this machine, and time it"
 EXAMPLES = """\
-Every backend that serves here runs small calls of every operator, forward and
+Every backend that runs here runs small calls of every operator, forward and
 backward. The results are compared with the reference in float64. The command
 ends with status 1 after a mismatch, or if a backend is missing. On a CPU all
 takes less than a minute; on a GPU the first run compiles its kernels.
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=BACKENDS,
         metavar="BACKEND",
-        help=f"what is checked, and must serve: {', '.join(BACKENDS)} (default: all that serve are checked; native "
-        "must serve on Linux and on Apple silicon, triton on GPUs)",
+        help=f"what is checked, and must run: {', '.join(BACKENDS)} (default: all that run are checked; native "
+        "must run on Linux and on Apple silicon, triton on GPUs)",
     )
 
 

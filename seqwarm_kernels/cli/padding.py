@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data("--start-token", type=int, metavar="N", help="or the token at the start, required without an end token")
     data("--document-ends", nargs="+", metavar="FILE", help="or a .npy file of ends for each, required without a token")
     data("--dtype", metavar="NAME", help="dtype of a token, default: the header's, else uint16")
-    data("--index-folder", metavar="FOLDER", help="where the places of documents are kept, default: beside each file")
+    data("--index-folder", metavar="FOLDER", help="folder of the positions of documents, default: beside each file")
     data(
         "--column",
         metavar="NAME",

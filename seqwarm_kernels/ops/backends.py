@@ -1,4 +1,4 @@
-"""Which implementations of an operator are available, and which one serves a call.
+"""Which implementations of an operator are available, and which one runs a call.
 
 Every operator `seqwarm::name` has one schema and one overload for each implementation:
 `seqwarm::name.reference`, `seqwarm::name.native`, ... The dispatcher knows the devices for which an overload has a
@@ -18,13 +18,13 @@ from ..utils.caller_warnings import warn_caller
 from .kernels import load
 
 BACKENDS = ("triton", "native", "reference")
-DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
+DEVICE_TYPES = ("cuda", "cpu")  # the reference runs on every other device as well
 
-#: Where there are kernels, and the backend that then serves each device.
+#: Where there are kernels, and the backend that then runs on each device.
 PLATFORMS = (("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"))
 EXPECTED = {"cpu": "native", "cuda": "triton"}
 
-#: Triton serves the CPU only in its interpreter. The interpreter exists for tests and is never the default.
+#: Triton runs on the CPU only in its interpreter. The interpreter exists for tests and is never the default.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 #: Whether torch is built for AMD's GPUs, whose tensors are of device type "cuda", too.
@@ -40,7 +40,7 @@ _has_warned = False
 
 
 def is_supported_platform() -> bool:
-    """Whether there are kernels for this platform. Elsewhere the reference serves, as it should."""
+    """Whether there are kernels for this platform. Elsewhere the reference runs, as it should."""
     return (platform.system(), platform.machine()) in PLATFORMS
 
 
@@ -122,7 +122,7 @@ def _why_not_dtype(operator: str, backend: str, device_type: str, dtype: torch.d
 
 
 def choose(operator: str, device_type: str, backend: str | None, dtype: torch.dtype | None = None) -> str:
-    """The backend that serves a call: the best available one for None, else exactly `backend`.
+    """The backend that runs a call: the best available one for None, else exactly `backend`.
 
     Raises:
         ValueError: `backend` is unknown, or cannot serve `operator` on these tensors.

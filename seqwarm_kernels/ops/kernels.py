@@ -1,7 +1,8 @@
 """Loads the compiled kernels, which registers them with the dispatcher.
 
-They are for CPUs. `_kernels.so` has them on PyTorch's stable ABI: it serves every torch from 2.11 on. A module that is
-named after one torch has the same kernels, and shorter ways to call them and those of GPUs. One of the two is loaded.
+They are for CPUs. `_kernels.so` has them on PyTorch's stable ABI and works with every torch from 2.11 on. A module that
+is named after one torch has the same kernels, and shorter ways to call them and those of GPUs. One of the two is
+loaded.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from . import backends
 #: Whether kernels run on the CPU, in Triton's interpreter.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
-#: Tensors with this dispatch key are served by the kernels of this process.
+#: Tensors with this dispatch key are computed by the kernels of this process.
 DISPATCH_KEY = "CPU" if INTERPRETED else "CUDA"
 
 
@@ -25,7 +25,7 @@ def kernel(function: Callable[..., None], jit: Callable[..., Any] | None = None)
     """`triton.jit` without specialization: only constexpr arguments and dtypes cause another compilation.
 
     Except that AMD's compiler asks tensors whether 32 bits hold their offsets, since its buffer loads need that. A
-    launch that is kept stays right: what a tensor spans, and its alignment, are the same in all calls of a kind.
+    launch that is kept stays right: what a tensor spans, and its alignment, are the same in all calls with one key.
     """
     parameters = inspect.signature(function).parameters.values()
     fixed = [parameter for parameter in parameters if "constexpr" not in str(parameter.annotation)]

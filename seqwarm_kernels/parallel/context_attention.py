@@ -65,7 +65,7 @@ def context_attention(
         mesh: One dimension, such as `device_mesh["context"]`, with ranks in ascending order, which is that of their
             tokens.
         halo: Width of the halo in tokens: one for all key heads, or one for each. It may be larger than c. Default: the
-            narrowest multiples of 64 that serve. The host then waits for them in each call, which torch.compile cannot.
+            narrowest multiples of 64 that fit. The host then waits for them in each call, which torch.compile cannot.
             A given halo that is too narrow fails an assertion on the device. `halo_widths` finds the widths of an
             example.
         causal: As for `alibi_attention`, as are scale, window, skip_tolerance, return_lse and backend.

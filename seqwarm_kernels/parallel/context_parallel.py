@@ -32,7 +32,7 @@ class ContextParallel(ParallelStyle):
     whole rows in evaluation mode, and an error in training mode: describe them with `sharded_by`.
 
     Everything else in the model must treat each token on its own. After `apply_alibi` positions do not matter, and the
-    position ids and masks that transformers makes of a shard serve. Call backward before the next forward: activation
+    position ids and masks that transformers makes of a shard fit. Call backward before the next forward: activation
     checkpointing runs the layers again, for the inputs of the last call.
 
     Gradients of all parameters are partial sums over the ranks: average them over all ranks, as

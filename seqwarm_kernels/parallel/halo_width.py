@@ -95,7 +95,7 @@ class _Bound(NamedTuple):
         return self.queries.norm.shape[-1]
 
     def narrowest(self) -> list[int]:
-        """The narrowest widths that serve, rounded up. Waits for the device."""
+        """The narrowest widths that fit, rounded up. Waits for the device."""
         size, length = self.mesh.size(), self.length
         widths: dict[int, int] = {}
         heads = range(self.largest.shape[2])
@@ -108,11 +108,11 @@ class _Bound(NamedTuple):
         return [widths.get(head, rounded_up((size - 1) * length)) for head in heads]
 
     def check(self, given: list[int], widest: int) -> None:
-        """Assert, without waiting for the device, that the given widths serve."""
+        """Assert, without waiting for the device, that the given widths fit."""
         needed = self._needed([width // self.length + 1 for width in given]).clamp(max=widest)
         torch._assert_async(
             (needed <= needed.new_tensor(given)).all(),
-            "halo is too narrow: keys beyond it weigh more than skip_tolerance. halo_widths returns widths that serve",
+            "halo is too narrow: keys beyond it weigh more than skip_tolerance. halo_widths returns widths that fit",
         )
 
     def _needed(self, firsts: list[int]) -> Tensor:

@@ -35,7 +35,7 @@ def devices() -> list[str]:
 
 
 def check_backends(names: Collection[str]) -> Iterator[CheckedBackend]:
-    """Check the named backends where they serve."""
+    """Check the named backends where they run."""
     for operator, device, backend, dtype in tqdm(
         list(_served(names)), desc="comparing", leave=False, file=standard_error()
     ):
@@ -48,7 +48,7 @@ def expected_backends() -> list[str]:
 
 
 def missing_backends(names: Collection[str]) -> dict[str, str]:
-    """The named backends that do not serve every operator on some device here, each with a reason."""
+    """The named backends that do not run every operator on some device here, each with a reason."""
     missing: dict[str, str] = {}
     for operator in CALLS:
         for backend in names:

@@ -28,14 +28,14 @@ class BatchPlanner:
             exactly this many rows.
         multiple_of: lengths are padded to a multiple of this. Items without tokens are padded to it as well.
         max_length: maximum length of a sequence: an int, or a `SequenceLengthScheduler`. With a scheduler, the current
-            length follows its curve, as `warmup` says, by the steps, tokens or items that were served. The scheduler's
+            length follows its curve, as `warmup` says, by the steps, tokens or items that were yielded. The scheduler's
             own progress is ignored, because loaders run ahead of training. Default: the longest sequence that fits the
             budget, or unlimited without a budget.
         too_long: what happens to items longer than `max_length` (a scheduler's max_seq_length) or than the budget:
             "reject" raises, "truncate" keeps the first tokens, "split" divides them into several sequences.
-        warmup: with a scheduler, what happens to items longer than the current length. "bucket" serves them later in
+        warmup: with a scheduler, what happens to items longer than the current length. "bucket" yields them later in
             the epoch: short sequences first, as in Dataset Decomposition (arXiv 2405.13226). Once no short item is
-            left in the epoch, the next longer ones are served. "cut" truncates them, or splits them if `too_long` is
+            left in the epoch, the next longer ones are yielded. "cut" truncates them, or splits them if `too_long` is
             "split". The number of tokens in a step is constant with `max_tokens`, the number of rows with
             `batch_size`. Default: "bucket".
         packed: plan batches for `PackedCollator`.
@@ -79,7 +79,7 @@ class BatchPlanner:
 
     @property
     def by_bucket(self) -> bool:
-        """Whether items longer than the current length are served later."""
+        """Whether items longer than the current length are yielded later."""
         return self.scheduler is not None and self.warmup == "bucket"
 
     @property
@@ -120,7 +120,7 @@ class BatchPlanner:
         return Plan(items, starts, lengths, begins, ends, padded_tokens)
 
     def tokens(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
-        """(items,) int64: number of tokens of each item that are served, after truncation."""
+        """(items,) int64: number of tokens of each item that are yielded, after truncation."""
         bound = self._bound(max_length)
         return lengths if bound is None or self.too_long == "split" else np.minimum(lengths, bound)
 

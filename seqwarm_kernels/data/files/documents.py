@@ -1,4 +1,4 @@
-"""Files that hold documents one after another, whose places are known without reading tokens."""
+"""Files that hold documents one after another, whose positions are known without reading tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DocumentFile(ABC):
     def read(self, runs: Sequence[tuple[int, int]]) -> list[Any]:
         """The documents of several runs. A run is its first document and the one after its last.
 
-        A `ChunkError` names the place if the file is missing, shorter than it was, or damaged.
+        A `ChunkError` names the file and the byte if the file is missing, shorter than it was, or damaged.
         """
 
 

@@ -1,4 +1,4 @@
-"""Megatron's indexed data sets: tokens in a .bin file, and the places of the documents in an .idx file."""
+"""Megatron's indexed data sets: tokens in a .bin file, and the positions of the documents in an .idx file."""
 
 from __future__ import annotations
 

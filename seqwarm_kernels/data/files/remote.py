@@ -146,7 +146,7 @@ def check_location(name: str, value: object) -> AnyPath:
 
 
 def check_named_once(name: str, paths: Iterable[AnyPath], kind: str) -> None:
-    """No path may stand twice among `paths`, each that of a `kind`: an epoch would serve its items twice.
+    """No path may stand twice among `paths`, each that of a `kind`: an epoch would yield its items twice.
 
     Paths are compared without following links.
     """

@@ -45,7 +45,7 @@ def cut_item(item: Any, start: int, length: int) -> Any:
 class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
-    A batch raises a ValueError if an item has more tokens than its length says, and the plan serves all of it: the
+    A batch raises a ValueError if an item has more tokens than its length says, and the plan yields all of it: the
     tokens at its end would be lost. Items of a `cut` of your own are not checked.
 
     Args:

@@ -66,7 +66,7 @@ class ResumableLoader:
         return self._sampler.follow(lambda: map(self._within_budget, self._loader))
 
     def _within_budget(self, batch: Any) -> Any:
-        """The same batch, before it counts as served."""
+        """The same batch, before it counts as yielded."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if isinstance(ids, Tensor):
             check_budget(ids.numel(), self._sampler.planner.max_tokens)

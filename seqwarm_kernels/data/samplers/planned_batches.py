@@ -21,12 +21,12 @@ from .windows import WindowMaker
 
 
 class BatchingProgress(NamedTuple):
-    """What was served to all ranks together since the beginning of training."""
+    """What was yielded to all ranks together since the beginning of training."""
 
     items: int
     tokens: int  #: without padding
     batches: int
-    epochs: float  #: complete epochs, plus the served share of the current one if its size is known
+    epochs: float  #: complete epochs, plus the yielded share of the current one if its size is known
 
 
 class PlannedBatches(ABC):
@@ -113,7 +113,7 @@ class PlannedBatches(ABC):
 
     @property
     def position(self) -> Position:
-        """The position after the last served batch."""
+        """The position after the last yielded batch."""
         return self._current.position
 
     @property
@@ -123,7 +123,7 @@ class PlannedBatches(ABC):
         return BatchingProgress(*position.served, epochs=position.epoch + share)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last served batch: JSON-able, without the contents of items.
+        """The state after the last yielded batch: JSON-able, without the contents of items.
 
         The state is the same on every rank. Another number of ranks may load it, unless a schedule counts their steps.
         """
@@ -199,7 +199,7 @@ class PlannedBatches(ABC):
 
     @abstractmethod
     def _next_pass(self) -> RankBatches:
-        """The batches of a new iterator after one that has served a part of the epoch, or all of it."""
+        """The batches of a new iterator after one that has yielded a part of the epoch, or all of it."""
 
 
 def _recorded_pass(rank_batches: RankBatches, recorded: deque[Position]) -> Iterator[list[Any]]:

@@ -40,7 +40,7 @@ class RankBatches:
         return window.position(index)
 
     def next_epoch(self) -> Position:
-        """The start of the next epoch. What was not served of this one does not count.
+        """The start of the next epoch. What was not yielded of this one does not count.
 
         A last step with batches for only some ranks counts as a step.
         """

@@ -27,18 +27,18 @@ class Position(NamedTuple):
     """Where all ranks are between two steps: enough to form the open window again, and every later one."""
 
     epoch: int
-    #: The cursor up to which items were served before the open window. Under warmup by bucket, short items are served
+    #: The cursor up to which items were yielded before the open window. Under warmup by bucket, short items are yielded
     #: first: an entry (bound, cursor) is that of items of at most `bound` tokens, and more than the previous bound.
     #: Bounds increase, so cursors move back from one bound to the next.
     served_up_to: tuple[tuple[int, Cursor], ...]
     served: Counts
-    window_start: Counts  #: served before the open window
-    epoch_start: Counts  #: served before the epoch
+    window_start: Counts  #: yielded before the open window
+    epoch_start: Counts  #: yielded before the epoch
     min_length: int = 0  #: the current length is at least this, because no shorter item was left in the epoch
 
     @property
     def batches_of_window(self) -> int:
-        """Number of batches of the open window that were served."""
+        """Number of batches of the open window that were yielded."""
         return self.served.batches - self.window_start.batches
 
     @property

@@ -30,7 +30,7 @@ class LengthBatchStream(PlannedBatches):
     Each `iter()` continues after the last batch, in a new epoch if the epoch of the source has ended. A DataLoader with
     workers fetches batches ahead, and leaves them out if an iteration is interrupted. `ResumableLoader` continues after
     the last batch that it yielded. A planner that may cut items yields a `Piece` for each item. Long items that a
-    schedule serves later are not kept in memory: the source is read again.
+    schedule yields later are not kept in memory: the source is read again.
 
     Runs in the main process, which gives the items of each batch to a worker of the DataLoader.
 

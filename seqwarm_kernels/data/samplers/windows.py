@@ -1,4 +1,4 @@
-"""How batches are formed: a window of items that were not served yet, planned together at one length."""
+"""How batches are formed: a window of items that were not yielded yet, planned together at one length."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class WindowMaker:
         """
         seeds = None
         if self._seed is not None:
-            # Counts the items of this epoch only, so that epoch n is the same whatever was served before it.
+            # Counts the items of this epoch only, so that epoch n is the same whatever was yielded before it.
             seeds = self._seed, start.epoch, start.served.items - start.epoch_start.items
         plan = partial(self._planner.plan, max_length=max_length, seeds=seeds)
         tokens = np.cumsum(self._planner.tokens(lengths, max_length))
@@ -180,7 +180,7 @@ class WindowMaker:
         return max(bisect_right(counts, batches, key=lambda count: len(plan(lengths[:count]))), 1)
 
     def _progress(self, served: Counts) -> int:
-        """What was served, in the unit of the schedule."""
+        """What was yielded, in the unit of the schedule."""
         units = {"step": served.batches // self._world_size, "token": served.tokens, "sample": served.items}
         return units[self._unit]
 

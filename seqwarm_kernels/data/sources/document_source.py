@@ -69,8 +69,8 @@ class TokenSource(DocumentSource):
     shuffled over all files, and the documents inside each buffer. Restoring reads one buffer. Ranks read other runs.
 
     Exactly one of `end_token`, `start_token` and `document_ends` says where documents end. With a token, each file is
-    read once to find the documents. Their lengths are kept in an .npz file, of 2 bytes a document that has less than
-    65,536 tokens, and counted again if size or time of change of the tokens' file are different. Tokens before the
+    read once to find the documents. Their lengths are kept in an .npz file, of 2 bytes a document where all have less
+    than 65,536 tokens, and counted again if size or time of change of the tokens' file are different. Tokens before the
     first start token, or after the last end token, are a document.
 
     Args:
@@ -83,7 +83,7 @@ class TokenSource(DocumentSource):
             path or URL of a .npy file of them. The last one is the number of tokens in the file. For a list of `paths`,
             a list with one entry for each.
         dtype: NumPy dtype of a token. None: that of the header, else uint16.
-        index_folder: where the places of documents are kept, a folder or URL. None: beside each file or its local copy.
+        index_folder: folder or URL where the positions are kept. None: beside each file or its local copy.
         buffer_size: number of documents that are in memory together and mixed.
         order: the options of `Order`.
 

@@ -28,7 +28,7 @@ class SequenceSource(PartSource):
 
     def __init__(self, sequence: Any, **order: Any) -> None:
         super().__init__(**order)
-        # Characters of a path would be items. pandas indexes by label: a frame would serve its columns.
+        # Characters of a path would be items. pandas indexes by label: a frame would yield its columns.
         if isinstance(sequence, (str, bytes)) or hasattr(sequence, "iloc"):
             raise TypeError(f"sequence must be indexed by position, got a {type(sequence).__name__}: pass a list")
         self._sequence = sequence

@@ -61,7 +61,7 @@ def has_backward(query: Tensor, key: Tensor, options: Any) -> bool:
 
 
 def _constant(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions) -> dict[str, Any]:
-    """The arguments that all kernels share, and that are the same in all calls of a kind."""
+    """The arguments that all kernels share, and that are the same in all calls with one key."""
     _, num_heads, query_length, head_dim = sizes_of(query)
     return {
         "window": UNBOUNDED if options.window is None else min(options.window, UNBOUNDED),
@@ -102,7 +102,7 @@ def _vectors(rows: Tensor, block: int) -> TensorDescriptor:
 
 
 class GluonForward:
-    """Forward of calls of one kind."""
+    """Forward of calls with one key."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: DenseOptions) -> None:
         tiles = _tiles_of(query, key, options)
@@ -146,7 +146,7 @@ class GluonForward:
 
 
 class GluonBackward:
-    """Backward of calls of one kind."""
+    """Backward of calls with one key."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ def _softmax(query: Tensor, key: Tensor, slopes: Tensor, pairs: Pairs, scale: fl
 
 
 def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
-    """Grouped-query attention: each key head serves Hq / Hkv neighboring query heads."""
+    """Grouped-query attention: each key head is shared by Hq / Hkv neighboring query heads."""
     return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], dim=-3)
 
 

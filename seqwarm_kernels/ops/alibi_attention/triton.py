@@ -2,7 +2,7 @@
 
 A kernel is compiled for each head_dim and each set of dtypes and flags, and once more for short rows, which share
 tiles; on Hopper also for rows of 65 to 128 tokens and for long ones. Other numbers cause no other compilation. All
-arguments of launches but tensors and query_offset are computed once for each kind of call.
+arguments of launches but tensors and query_offset are computed once for each key of a call.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _is_limited(options: _Options) -> bool:
 
 
 def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options: _Options) -> dict[str, Any]:
-    """The arguments that forward and backward kernels share, and that are the same in all calls of a kind."""
+    """The arguments that forward and backward kernels share, and that are the same in all calls with one key."""
     dense = as_dense(options)
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
@@ -135,7 +135,7 @@ def _configuration(query: Tensor, key: Tensor, options: _Options) -> Configurati
 
 
 class Forward:
-    """Forward of calls of one kind."""
+    """Forward of calls with one key."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> None:
         mask = as_dense(options).key_padding_mask
@@ -193,7 +193,7 @@ class Forward:
 
 
 class Backward:
-    """Backward of calls of one kind."""
+    """Backward of calls with one key."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ _known: CallCache[Any] = CallCache()
 
 
 def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _Options, *more: Any) -> Any:
-    """`make(*arguments, options)`, once for each kind of call. `more` decides the kind, too."""
+    """`make(*arguments, options)`, once for each key of a call. `more` is part of the key."""
     fixed: tuple[Any, ...] = options
     if isinstance(options, DenseOptions):  # of query_offset only whether some queries are before all keys
         fixed = *options[:3], options.query_offset < 0, *options[4:]

@@ -16,7 +16,7 @@ LONGEST_SEGMENT = 2**31 - 1
 
 
 def shell_of(tensor: Tensor) -> Tensor:
-    """A tensor of the same kind without memory."""
+    """A tensor of the same dtype and device without memory."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

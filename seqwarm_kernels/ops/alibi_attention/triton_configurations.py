@@ -130,7 +130,7 @@ def _entry_of(capability: int) -> int:
 
 
 def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: bool, light: bool) -> Configuration:
-    """The tiles of all kernels for one kind of call.
+    """The tiles of all kernels for calls with these options.
 
     Args:
         chip: that compiles and runs them.

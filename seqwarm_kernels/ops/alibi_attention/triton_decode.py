@@ -50,7 +50,7 @@ def decode_tiles(rows: int, head_dim: int, bytes_per_element: int) -> Tiles:
 
 
 class Decode:
-    """Forward of decoding calls of one kind."""
+    """Forward of decoding calls with one key."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: DenseOptions) -> None:
         self._readers = Reader(query, ALIGNED.value), Reader(key, ALIGNED.value), Reader(value, ALIGNED.value)

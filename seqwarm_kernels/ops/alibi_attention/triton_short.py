@@ -70,7 +70,7 @@ def _tokens_of_tile(tile: ShortTile, query: Tensor, options: DenseOptions) -> in
 def _constant(
     tile: ShortTile, query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, options: DenseOptions
 ) -> dict[str, Any]:
-    """The arguments that both kernels share, and that are the same in all calls of a kind."""
+    """The arguments that both kernels share, and that are the same in all calls with one key."""
     of_query, of_key, of_value = readers
     batch_size, num_heads, length, head_dim = query.shape
     return {
@@ -116,7 +116,7 @@ def _options_read(slopes: Tensor, options: DenseOptions) -> tuple[Tensor | None,
 
 
 class ShortForward:
-    """Forward of calls of one kind."""
+    """Forward of calls with one key."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: DenseOptions) -> None:
         self._readers = tuple(Reader(tensor, ALIGNED.value) for tensor in (query, key, value))
@@ -141,7 +141,7 @@ class ShortForward:
 
 
 class ShortBackward:
-    """Backward of calls of one kind."""
+    """Backward of calls with one key."""
 
     def __init__(
         self,
