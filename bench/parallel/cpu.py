@@ -23,7 +23,7 @@ from seqwarm_kernels.parallel import context_attention, halo_widths
 
 from ..common.records import save
 from .counting import ReceivedBytes
-from .report import RECORDS, Counted, HeadShares, Widths, tables
+from .report import COUNTED, RECORDS, SHARES, WIDTHS, tables
 
 USUAL, FLAT = "usual", "flat"  #: slopes of a run
 LARGE = ContextSize(32, 32, 128, 2**17, 8)  #: the size of the goals
@@ -47,19 +47,20 @@ RUNS = (
 HEADS, HEAD_DIM, SHARE_LENGTHS = 32, 128, (2**13, 2**14, 2**15, 2**16)
 
 
-def run_all() -> Iterator[Any]:
+def run_all() -> Iterator[dict[str, Any]]:
     for size, slopes in tqdm(RUNS, desc="runs", unit="run"):
         yield from counted(size, slopes)
     for length in tqdm(SHARE_LENGTHS, desc="shares", unit="length"):
         reach = measure_reach(ReachSettings(HEADS, length, HEAD_DIM))
         steepest_first = reach.slopes.argsort(descending=True)
-        yield HeadShares(HEADS, HEAD_DIM, length, torch.tensor(reach.shares())[steepest_first].tolist())
+        shares = torch.tensor(reach.shares())[steepest_first].tolist()
+        yield {"heads": HEADS, "head_dim": HEAD_DIM, "length": length, "shares": shares, "what": SHARES}
     for size, score_std in tqdm(DRAWN, desc="widths", unit="size"):
         widths = normal_widths(size, score_std=score_std, most_tokens=size.length)
-        yield Widths(asdict(size), score_std, widths)
+        yield {"size": asdict(size), "score_std": score_std, "widths": widths, "what": WIDTHS}
 
 
-def counted(size: ContextSize, slopes: str) -> list[Counted]:
+def counted(size: ContextSize, slopes: str) -> list[dict[str, Any]]:
     """The bytes that each rank receives in forward and backward of one layer, with the smallest halo."""
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     store = torch.distributed.TCPStore("127.0.0.1", 0, size.ranks, is_master=True, wait_for_workers=False)
@@ -79,8 +80,8 @@ def _count(rank: int, port: int, size: ContextSize, slopes: str, queue: Any) -> 
     torch.distributed.destroy_process_group()
 
 
-def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
-    """What this rank of the mesh receives."""
+def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> dict[str, Any]:
+    """The bytes of keys, values and gradients that this rank of the mesh receives, and those of the formula."""
     rank = mesh.get_local_rank()
     generator = torch.Generator().manual_seed(rank)
     query, key, value = (
@@ -97,18 +98,19 @@ def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
     with ReceivedBytes(rank, size.ranks) as backward:
         loss.backward()
     formula = size.halo(widths, rank)
-    return Counted(
-        asdict(size),
-        slopes,
-        widths,
-        rank,
-        forward.received["all_to_all_single"],
-        backward.received["all_to_all_single"],
-        formula.forward,
-        formula.backward,
-        forward.received["all_reduce"],
-    )
+    return {
+        "size": asdict(size),
+        "slopes": slopes,
+        "widths": widths,
+        "rank": rank,
+        "forward": forward.received["all_to_all_single"],
+        "backward": backward.received["all_to_all_single"],
+        "formula_forward": formula.forward,
+        "formula_backward": formula.backward,
+        "deciding": forward.received["all_reduce"],  # of the sums that decide the widths
+        "what": COUNTED,
+    }
 
 
 def main(arguments: argparse.Namespace) -> None:
-    save(RECORDS, run_all(), lambda records: tables(list(map(asdict, records))))
+    save(RECORDS, run_all(), tables)
