@@ -21,7 +21,6 @@ from .cases import BACKWARD, BOTH, FORWARD, Case, call_of, exact_attention
 from .peers import (
     FLASH,
     FLEX,
-    FLEX_TUNED,
     NO_SKIP,
     OURS,
     Attend,
@@ -133,15 +132,6 @@ def lengths(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 def segments(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     _sweep(recorder, device, "segments", problems.segments(tiny), lambda problem, _: all_peers(problem, device))
-
-
-def tuned(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """FlexAttention with max-autotune, which tries every configuration and takes long to compile."""
-
-    def peers(problem: Problem, _: str) -> list[Peer]:
-        return [*ours(device, problem.dtype)[:1], FLEX_TUNED]
-
-    _sweep(recorder, device, "tuned", problems.long(tiny), peers)
 
 
 # ---- packed sequences
