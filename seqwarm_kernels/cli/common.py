@@ -81,6 +81,14 @@ def _figure_path(text: str) -> Path:
     return path
 
 
+def add_folder_of_figure(path: Path) -> None:
+    """Raises ImportError without matplotlib, and OSError if there cannot be such a folder."""
+    from ..utils.checks import check_matplotlib
+
+    check_matplotlib()
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 #: Settings of the demo's GPT that have an option: name, type, metavar and description.
 TRAINING = (
     ("steps", count, "N", "token budget of a whole run, in steps at the full length"),
