@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 
-from bench.parallel.counting import ReceivedBytes
-from bench.parallel.cpu import FLAT, USUAL, count_on_rank
+from bench.parallel.cpu import FLAT, USUAL, ReceivedBytes, count_on_rank
 from seqwarm_kernels.cli.exchanges import ContextSize, Exchanges, Volume, normal_widths
 from seqwarm_kernels.parallel import halo_widths, heads_to_tokens, tokens_to_heads
 

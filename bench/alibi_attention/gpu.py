@@ -18,17 +18,7 @@ from ..gpu.records import Recorder
 from . import decoding as one_query
 from . import problems
 from .cases import BACKWARD, BOTH, FORWARD, Case, call_of, exact_attention
-from .peers import (
-    FLASH,
-    FLEX,
-    NO_SKIP,
-    OURS,
-    Attend,
-    Peer,
-    all_peers,
-    flex_documents,
-    ours,
-)
+from .peers import FLASH, FLEX, NO_SKIP, OURS, Attend, Peer, all_peers, flex_documents, ours
 from .problems import Problem
 
 FLOPS = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}  #: floating-point operations, relative to a forward

@@ -6,6 +6,7 @@ Counts bytes on processes of this machine. Times of processes that share two cor
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
@@ -22,7 +24,6 @@ from seqwarm_kernels.cli.exchanges import ContextSize, normal_widths
 from seqwarm_kernels.parallel import context_attention, halo_widths
 
 from ..common.records import save
-from .counting import ReceivedBytes
 from .report import COUNTED, RECORDS, SHARES, WIDTHS, tables
 
 USUAL, FLAT = "usual", "flat"  #: slopes of a run
@@ -45,6 +46,40 @@ RUNS = (
     (ContextSize(12, 4, 64, 2**11, 4), FLAT),
 )
 HEADS, HEAD_DIM, SHARE_LENGTHS = 32, 128, (2**13, 2**14, 2**15, 2**16)
+
+
+_NOT_COLLECTIVE = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+class ReceivedBytes(TorchDispatchMode):
+    """Counts the bytes that come from other ranks. Backward counts too, if it runs inside.
+
+    Attributes:
+        received: By collective. An all-reduce of n bytes over P ranks counts as 2 · n · (P − 1) / P, as in a ring.
+
+    Raises:
+        TypeError: A collective that has no count.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__()
+        self.received: Counter[str] = Counter()
+        self._rank, self._ranks = rank, ranks
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if function.namespace in ("c10d", "_c10d_functional") and name not in _NOT_COLLECTIVE:
+            self.received[name] += self._bytes(name, args, result)
+        return result
+
+    def _bytes(self, name: str, args: Any, result: Any) -> int:
+        if name == "all_to_all_single":
+            splits = args[1]  # of the result; in elements or rows
+            return result.nbytes * (sum(splits) - splits[self._rank]) // max(sum(splits), 1)
+        if name == "all_reduce":
+            return 2 * result.nbytes * (self._ranks - 1) // self._ranks
+        raise TypeError(f"{name} has no count of its bytes")
 
 
 def run_all() -> Iterator[dict[str, Any]]:
