@@ -98,10 +98,7 @@ def has_tangent(tensor: Tensor) -> bool:
 def check_no_tangent(name: str, tensor: Tensor) -> None:
     """Operators return results without tangents, which would count as zero."""
     if has_tangent(tensor):
-        raise ValueError(
-            f"{name} must have no tangent, got a dual tensor of torch.func.jvp or torch.autograd.forward_ad: only "
-            "reverse mode is supported"
-        )
+        raise ValueError(f"{name} must have no tangent, got a dual tensor: only reverse mode is supported")
 
 
 def is_dtensor(value: object) -> bool:
