@@ -37,7 +37,7 @@ GROUPS = {
         "many_devices": ("bench.parallel.cpu", "bytes that ranks exchange for sharded tokens, balance of heads"),
     },
     "GPU": {
-        "device": ("bench.gpu.command", "all that needs a GPU: tests, memory, training, attention, tuning"),
+        "device": ("bench.gpu.command", "all that needs a GPU: tests, memory, training, attention"),
     },
     "training": {
         "ramp": ("bench.ramp", "times of all steps of a ramp, segments beside flatten, compiled"),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from experiments.stability import tables as stability
 from experiments.stability.command import RECORDS as STABILITY
 
-from .alibi_attention import hopper, segments
+from .alibi_attention import hopper
 from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
 from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SEGMENTS, SHORT, find
+from .alibi_attention.segments import segments_table
 from .batching.report import LARGE_RECORDS, PADDING, READERS_RECORDS, large_corpus_table, readers_table
+from .batching.report import RECORDS as BATCHING
 from .common.records import RESULTS, ROOT, CpuRecord, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup, teraflops
 from .parallel import report as many_devices
@@ -103,70 +104,58 @@ def _attention_lengths() -> str:
     return markdown([*header, "with backward", "SDPA mask", "eager", "SDPA, no bias"], rows)
 
 
-def _short_attention() -> str:
-    """A table for each CPU: how many times as fast as the best peer with the bias, and as the best of all."""
-    return "\n\n".join(_short_table(path) for path in sorted(RESULTS.glob(f"{SHORT}_*.jsonl")))
+def _of_cpus(name: str, table: Callable[[list[CpuRecord]], str]) -> Callable[[], str]:
+    """A table for each CPU with records of this name."""
+
+    def make() -> str:
+        texts = []
+        for path in sorted(RESULTS.glob(f"{name}_*.jsonl")):
+            environment, lines = read(path)
+            body = table([CpuRecord(**line) for line in lines])
+            texts.append(f"{environment['cpu']}, {path.stem.removeprefix(f'{name}_')}:\n\n{body}")
+        return "\n\n".join(texts)
+
+    return make
 
 
-def _short_table(path: Path) -> str:
-    environment, lines = read(path)
-    times = {
-        (r.facts["length"], r.facts["layout"], r.facts["dtype"], r.facts["work"], r.implementation): r.median_ms
-        for r in (CpuRecord(**line) for line in lines)
-    }
+def _short_table(records: list[CpuRecord]) -> str:
+    """How many times as fast as the best peer with the bias, and as the best of all."""
+    names = ("length", "layout", "dtype", "work")
+    times = {(*(r.facts[name] for name in names), r.implementation): r.median_ms for r in records}
     columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
 
-    def cell(length: int, layout: str, dtype: str, work: str) -> str:
+    def cell(length: int, dtype: str, work: str) -> str:
         ours, mask, eager, no_bias = (
-            times[length, layout, f"torch.{dtype}", work, name]
+            times[length, TOKENS_FIRST, f"torch.{dtype}", work, name]
             for name in (f"{OURS} native", MASK.name, EAGER.name, FLASH.name)
         )
         ratios = _times_as_fast(ours, min(mask, eager)), _times_as_fast(ours, min(mask, eager, no_bias))
         return f"{_time_text(ours)} ({', '.join(ratios)})"
 
-    rows = [
-        [f"{length}", *(cell(length, layout, dtype, work) for dtype, work in columns)]
-        for length, layout in dict.fromkeys(key[:2] for key in times)
-        if layout == TOKENS_FIRST
-    ]
-    header = ["tokens", *(f"{dtype}, {work}" for dtype, work in columns)]
-    return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{markdown(header, rows)}"
+    lengths = dict.fromkeys(length for length, *_ in times)
+    rows = [[f"{length}", *(cell(length, *column) for column in columns)] for length in lengths]
+    return markdown(["tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
 
 
-def _segments() -> str:
-    """A table for each CPU."""
-    tables = []
-    for path in sorted(RESULTS.glob(f"{SEGMENTS}_*.jsonl")):
-        environment, lines = read(path)
-        body = segments.segments_table([CpuRecord(**line) for line in lines])
-        tables.append(f"{environment['cpu']}, {path.stem.removeprefix(f'{SEGMENTS}_')}:\n\n{body}")
-    return "\n\n".join(tables)
-
-
-def _decoding() -> str:
-    """A table for each CPU: times, and how many times as fast as SDPA with a mask that was made before."""
-    return "\n\n".join(_decoding_table(path) for path in sorted(RESULTS.glob(f"{DECODING}_*.jsonl")))
-
-
-def _decoding_table(path: Path) -> str:
-    environment, lines = read(path)
+def _decoding_table(records: list[CpuRecord]) -> str:
+    """Times, and how many times as fast as SDPA with a mask that was made before."""
     names = ("heads", "key_heads", "head_dim", "batch_size", "length")
     times: dict[tuple[int, ...], dict[tuple[str, str], float]] = {}
-    for record in (CpuRecord(**line) for line in lines):
+    for record in records:
         case = times.setdefault(tuple(record.facts[name] for name in names), {})
         case[record.implementation, record.facts["inputs"]] = record.median_ms
-
-    def row(case: tuple[int, ...], found: dict[tuple[str, str], float]) -> list[str]:
-        heads, key_heads, head_dim, batch_size, keys = case
-        cells = [f"{heads} on {key_heads}, {head_dim}", f"{batch_size}", f"{keys:,}", _time_text(found[MASK.name, "a"])]
-        for name in (OURS, OURS_BOUND, OURS_NO_SKIP):
-            cells += [_times_as_fast(found[name, inputs], found[MASK.name, inputs]) for inputs in ("a", "b")]
-        return cells
-
+    rows = []
+    for (heads, key_heads, head_dim, batch_size, keys), found in times.items():
+        if keys in DECODED_KEYS:
+            case_text = [f"{heads} on {key_heads}, {head_dim}", f"{batch_size}", f"{keys:,}"]
+            ratios = [
+                _times_as_fast(found[name, inputs], found[MASK.name, inputs])
+                for name in (OURS, OURS_BOUND, OURS_NO_SKIP)
+                for inputs in "ab"
+            ]
+            rows.append([*case_text, _time_text(found[MASK.name, "a"]), *ratios])
     header = ["heads, head_dim", "rows", "keys", "SDPA mask", "ours", "inputs b", "with bound", "inputs b"]
-    shown = [row(*entry) for entry in times.items() if entry[0][-1] in DECODED_KEYS]
-    body = markdown([*header, "no skip", "inputs b"], shown)
-    return f"{environment['cpu']}, {path.stem.removeprefix(f'{DECODING}_')}:\n\n{body}"
+    return markdown([*header, "no skip", "inputs b"], rows)
 
 
 # ---- on a GPU
@@ -228,10 +217,10 @@ def _hopper() -> str:
 # ---- everything else
 
 
-def _padding() -> str:
+def _padding_table(lines: list[dict[str, Any]]) -> str:
     """A row for each rule, a column for each way to count tokens."""
     shares: dict[str, dict[str, str]] = {}
-    for line in read(RESULTS / "cpu_batching.jsonl")[1]:
+    for line in lines:
         if line["what"] == PADDING and line["counted"] != "bytes":
             row = shares.setdefault(line["implementation"], {})
             row[f"{line['corpus']}, {line['counted']}"] = f"{line['figures']['padding']:.1%}"
@@ -240,23 +229,23 @@ def _padding() -> str:
     return markdown(["batches", *columns], rows)
 
 
-def _demo() -> str:
+def _demo_table(lines: list[dict[str, Any]]) -> str:
+    rows = []
+    for line in lines:
+        row = [line["seed"], line["version"], line.get("attention", "not recorded"), line["learning_rate"]]
+        row.append(f"{line['baseline_loss']:.3f}")
+        if "warmup_loss" in line:
+            seconds = line["baseline_seconds"] / line["reached_after_seconds"]
+            tokens = line["tokens"] / line["reached_after_tokens"]
+            rows.append([*row, f"{line['warmup_loss']:.3f}", f"{seconds:.2f}", f"{tokens:.2f}"])
+        else:
+            rows.append([*row, "not run", "", ""])
     header = ["seed", "version", "attention", "learning rate", "loss, full length", "loss, warmup"]
-    rows = [_demo_row(line) for line in read(RESULTS / "cpu_demo.jsonl")[1]]
     return markdown([*header, "sooner in seconds", "sooner in tokens"], rows)
 
 
-def _demo_row(line: dict[str, Any]) -> list[str]:
-    settings = [str(line["seed"]), line["version"], line.get("attention", "not recorded"), str(line["learning_rate"])]
-    baseline = f"{line['baseline_loss']:.3f}"
-    if "warmup_loss" not in line:
-        return [*settings, baseline, "not run", "", ""]
-    seconds = line["baseline_seconds"] / line["reached_after_seconds"]
-    tokens = line["tokens"] / line["reached_after_tokens"]
-    return [*settings, baseline, f"{line['warmup_loss']:.3f}", f"{seconds:.2f}", f"{tokens:.2f}"]
-
-
-# ---- sources
+def _of_lines(name: str, table: Callable[[list[dict[str, Any]]], str]) -> Callable[[], str]:
+    return lambda: table(read(RESULTS / f"{name}.jsonl")[1])
 
 
 def _of_sources(name: str, table: Callable[[list[dict[str, Any]]], str]) -> Callable[[], str]:
@@ -267,41 +256,29 @@ def _of_sources(name: str, table: Callable[[list[dict[str, Any]]], str]) -> Call
     return make
 
 
-# ---- many devices
-
-
-def _of_many_devices(table: Callable[[Sequence[dict[str, Any]]], str]) -> Callable[[], str]:
-    return lambda: table(many_devices.records_of_file())
-
-
-# ---- stability
-
-
-def _of_stability(table: Callable[[Sequence[dict[str, Any]]], str]) -> Callable[[], str]:
-    return lambda: table(read(RESULTS / f"{STABILITY}.jsonl")[1])
-
-
 #: The tables of each page, by the names of their markers.
 PAGES = {
     _DOCS / "benchmarks" / "index.md": {
         "attention beside its peers": _attention_peers,
         "attention over lengths": _attention_lengths,
-        "short attention": _short_attention,
-        "segments": _segments,
-        "decoding": _decoding,
+        "short attention": _of_cpus(SHORT, _short_table),
+        "segments": _of_cpus(SEGMENTS, segments_table),
+        "decoding": _of_cpus(DECODING, _decoding_table),
         "attention on a GPU": _gpu_attention,
-        "demo": _demo,
+        "demo": _of_lines("cpu_demo", _demo_table),
     },
-    _DOCS / "benchmarks" / "stability.md": {name: _of_stability(table) for name, table in stability.TABLES.items()},
+    _DOCS / "benchmarks" / "stability.md": {
+        name: _of_lines(STABILITY, table) for name, table in stability.TABLES.items()
+    },
     _DOCS / "kernels" / "attention_gpu.md": {"Hopper": _hopper},
     _DOCS / "benchmarks" / "data.md": {
-        "padding": _padding,
+        "padding": _of_lines(BATCHING, _padding_table),
         "readers": _of_sources(READERS_RECORDS, readers_table),
         "large corpus": _of_sources(LARGE_RECORDS, large_corpus_table),
     },
     _DOCS / "benchmarks" / "many_devices.md": {
-        "exchanges": _of_many_devices(many_devices.exchange_table),
-        "widths": _of_many_devices(many_devices.width_table),
-        "balance": _of_many_devices(many_devices.balance_table),
+        "exchanges": _of_lines(many_devices.RECORDS, many_devices.exchange_table),
+        "widths": _of_lines(many_devices.RECORDS, many_devices.width_table),
+        "balance": _of_lines(many_devices.RECORDS, many_devices.balance_table),
     },
 }

@@ -12,7 +12,6 @@ import numpy as np
 
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.attention.reach import Reach, ReachSettings, measure_reach
-from seqwarm_kernels.cli.plan_report import plan_figure
 from seqwarm_kernels.cli.reach_figure import head_title, percent, reach_figure, steepest_first
 from seqwarm_kernels.cli.schedule_plan import ModelSize, plan_schedule
 from seqwarm_kernels.utils.figures import ACCENT, ink, new_figure, page
@@ -37,7 +36,7 @@ def main(arguments: argparse.Namespace) -> None:
     plan = plan_schedule(SequenceLengthScheduler(8, 1024, duration=3000), 10_000, 32, ModelSize(12, 768, 50257))
     print(save_both(functools.partial(reach_figure, reaches[LENGTHS.index(LENGTH)]), folder / "reach.png"))
     print(save_both(functools.partial(share_figure, reaches), folder / "attended_share.png"))
-    print(save_both(functools.partial(plan_figure, plan), folder / "plan.png"))
+    print(save_both(plan.figure, folder / "plan.png"))
     print(replay.draw(folder))
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from experiments.figures import draw_all as draw_trainings
 from experiments.results import Result
@@ -24,6 +24,7 @@ from . import ramp, shown
 from .alibi_attention import figures as attention_figures
 from .alibi_attention import report as attention
 from .batching import report as batching
+from .common.figures import save_both
 from .common.goals import goals_table
 from .common.records import FIGURES, RESULTS, CpuRecord, lines_table, read, table
 from .gpu.records import read_folder
@@ -33,31 +34,27 @@ from .parallel import report as many_devices
 from .resize_batch import report as resizing
 
 Report = Callable[[list[dict[str, Any]], Path], str]
-R = TypeVar("R")
 
 
-def _tabulated(record: Callable[..., R], table: Callable[[list[R]], str]) -> Report:
-    """The table of the records, without a figure."""
-    return lambda lines, figures: table([record(**line) for line in lines])
+def _of_lines(table: Callable[[list[dict[str, Any]]], str]) -> Report:
+    """The table, without a figure."""
+    return lambda lines, figures: table(lines)
+
+
+def _of_records(table: Callable[[list[CpuRecord]], str]) -> Report:
+    return lambda lines, figures: table([CpuRecord(**line) for line in lines])
 
 
 def _attention_report(lines: list[dict[str, Any]], figures: Path) -> str:
     records = [CpuRecord(**line) for line in lines]
-    drawn = [attention_figures.draw_cpu(records, figures)]
-    return "\n\n".join([table(records), goals_table(attention.cpu_goals(records)), *_links(drawn)])
+    save_both(functools.partial(attention_figures.cpu_figure, records), figures / "cpu_attention.png")
+    return f"{table(records)}\n\n{goals_table(attention.cpu_goals(records))}"
 
 
 def _resize_report(lines: list[dict[str, Any]], figures: Path) -> str:
     records = [CpuRecord(**line) for line in lines]
-    return "\n\n".join([table(records), *_links([resizing.draw_cpu(records, figures)])])
-
-
-def _links(figures: Iterable[Path]) -> list[str]:
-    return [f"![{path.stem}]({path.name})" for path in figures]
-
-
-def _of_lines(table: Callable[[list[dict[str, Any]]], str]) -> Report:
-    return lambda lines, figures: table(lines)
+    save_both(functools.partial(resizing.cpu_figure, records), figures / "cpu_resize_batch.png")
+    return table(records)
 
 
 def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
@@ -80,7 +77,7 @@ REPORTS: dict[str, Report] = {
     batching.TEXT_FILES_RECORDS: _of_lines(batching.text_files_table),
     "cpu_demo": _of_lines(lines_table),
     many_devices.RECORDS: many_devices.report,
-    moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
+    moments.RECORDS: _of_records(moments.share_table),
     resizing.RECORDS: _resize_report,
     ramp.RECORDS: ramp.report,
     STABILITY: _stability_report,
@@ -110,7 +107,7 @@ def _report_of(path: Path) -> Report:
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
     by_cpu = (attention.CALLS, attention.SHORT, attention.SEGMENTS, attention.DECODING, resizing.CALLS, resizing.PACKED)
     if path.stem.startswith(by_cpu):  # a file for each kind of CPU
-        return _tabulated(CpuRecord, table)
+        return _of_records(table)
     if path.stem not in REPORTS:
         sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")
     return REPORTS[path.stem]
@@ -125,5 +122,5 @@ def _device_report(folder: Path, figures: Path) -> str:
     texts = [f"{name}: {_facts(environment)}" for name, environment in environments.items()]
     if not environments:
         texts = ["Not yet measured: `python -m bench device` writes the records."]
-    drawn = attention_figures.draw_device(records, figures)
-    return "\n\n".join([*texts, device_report(records), *_links(drawn)])
+    attention_figures.draw_device(records, figures)
+    return "\n\n".join([*texts, device_report(records)])

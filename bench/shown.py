@@ -37,9 +37,8 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.folder
     if (folder / METRICS).exists():
         evaluations = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-        path, _ = write(
-            DEMO, [{"settings": json.loads((folder / CONFIGURATION).read_text()), "evaluations": evaluations}]
-        )
+        settings = json.loads((folder / CONFIGURATION).read_text())
+        path, _ = write(DEMO, [{"settings": settings, "evaluations": evaluations}])
     elif (folder / RESULT).exists():
         result = json.loads((folder / RESULT).read_text())
         path, _ = write(TUNING, [{name: result[name] for name in ("configuration", "schedule", "trials")}])

@@ -53,7 +53,7 @@ def page_of(table, name, rows, monkeypatch, tmp_path):
     monkeypatch.setattr(page, "RESULTS", tmp_path)
     lines = [{"cpu": "a CPU"}, *map(asdict, rows)]
     (tmp_path / f"{name}_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return table()
+    return page._of_cpus(name, table)()
 
 
 def test_short_attention_is_measured(monkeypatch, tmp_path):
@@ -63,7 +63,7 @@ def test_short_attention_is_measured(monkeypatch, tmp_path):
     assert rows[0].implementation == "alibi_attention native"
     assert rows[0].max_error < 1e-5
     rows += [replace(record, facts={**record.facts, "dtype": "torch.bfloat16"}) for record in rows]
-    text = page_of(page._short_attention, "cpu_short_attention", rows, monkeypatch, tmp_path)
+    text = page_of(page._short_table, "cpu_short_attention", rows, monkeypatch, tmp_path)
     assert text.startswith("a CPU, kind:\n\n| tokens | float32, forward |")
     assert "\n| 8 | " in text
 
@@ -72,7 +72,7 @@ def test_decoding_is_measured(monkeypatch, tmp_path):
     rows = [row for inputs in "ab" for row in decoding.measure(Problem(1, 4, 2, 1024, 16), inputs, 1, 0.001)]
     assert [row.implementation for row in rows[:3]] == [peers.OURS, decoding.OURS_BOUND, peers.OURS_NO_SKIP]
     assert all(row.max_error < 0.02 for row in rows if row.implementation != peers.FLASH.name)
-    text = page_of(page._decoding, "cpu_decoding", rows, monkeypatch, tmp_path)
+    text = page_of(page._decoding_table, "cpu_decoding", rows, monkeypatch, tmp_path)
     assert text.startswith("a CPU, kind:\n\n| heads, head_dim | rows | keys | SDPA mask |")
 
 
@@ -93,7 +93,7 @@ def test_resizing_is_measured(tmp_path):
         for method in METHODS:
             problem = Resizing(3, 4, 16, 6, method)
             names = list(implementations(problem, problem.batch("meta"), compiled=False))
-            found = resizing._measure_in_process(resizing.Work(problem, names, 1, 0.001))
+            found = resizing._measure_in_process((problem, names, 1, 0.001))
             assert [record.implementation for record in found] == names
             assert {OURS, BY_HAND} <= set(names)
             records += found

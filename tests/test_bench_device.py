@@ -10,14 +10,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-import torch
 
-from bench.alibi_attention import tiles
 from bench.common.processes import Program
 from bench.gpu import command, pytest_records, steps
-from bench.gpu.records import STEPS, Recorder, append, begin, read_device_records
+from bench.gpu.records import STEPS, append, begin, read_device_records
 from bench.gpu.stage import STAGES
-from seqwarm_kernels.ops.backends import why_not
 
 ROOT = Path(__file__).parents[1]
 
@@ -203,19 +200,3 @@ def test_a_dry_run(tmp_path, part):
         measured = {record.stage for record in records if record.failure is None} - {"copy", STEPS}
         names = {"small": {"host", "packed", "decoding"}, "resize": {"resize_batch"}}
         assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))
-
-
-@pytest.mark.slow
-def test_tiles_are_measured_and_put_back(monkeypatch, tmp_path):
-    host = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
-    if why_not("alibi_attention", "triton", "cpu", torch.float32) is not None:
-        pytest.skip("Triton's interpreter does not serve here")
-    monkeypatch.setattr(tiles, "_REPEATS", 2)
-    path = tmp_path / "device_tuning.jsonl"
-    begin(path)
-    before = host.configuration, host.Launch.__call__
-    tiles.tiles(Recorder(path, 60.0), torch.device("cpu"), tiny=True)
-    records = read_device_records(path)[1]
-    expected = {"forward": "64x32, 4, 2", "backward_query": "64x32, 4, 2", "backward_key": "32x64, 4, 2"}
-    assert {record.work: record.implementation for record in records} == expected
-    assert (host.configuration, host.Launch.__call__) == before

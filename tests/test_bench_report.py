@@ -19,7 +19,6 @@ from bench.alibi_attention import gpu as attention
 from bench.alibi_attention import hopper
 from bench.alibi_attention.cases import BOTH
 from bench.alibi_attention.report import device_goals as attention_goals
-from bench.alibi_attention.tiles import tiles
 from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
@@ -153,15 +152,15 @@ def device_records(monkeypatch):
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_3", lambda: True)
     monkeypatch.setattr("bench.alibi_attention.peers._has_flash_4", lambda: True)
     recorder = PretendRecorder()
-    full_size = (attention.paths, attention.long, attention.lengths, attention.segments, attention.tuned)
+    full_size = (attention.paths, attention.long, attention.lengths, attention.segments)
     full_size += (attention.decoding, hopper.hopper)
     measured = dict.fromkeys(part for parts in STAGES.values() for part in parts)
-    del measured[training.to_one_loss], measured[tiles]  # these start processes, and Triton's interpreter
+    del measured[training.to_one_loss]  # it starts processes
     for part in measured:
         before = len(recorder.records)
         part(recorder, torch.device("cpu"), part not in full_size)
         assert len(recorder.records) > before, part
-    recorder.add(DeviceRecord("tuned", "a case", "forward", "FlexAttention", failure="RuntimeError: a reason"))
+    recorder.add(DeviceRecord("long", "a case", "forward", "FlexAttention", failure="RuntimeError: a reason"))
     sooner = {"sooner_in_tokens": 1.5, "sooner_in_seconds": 1.2}
     for arm in (training.WARMUP, training.EAGER_WARMUP, training.SMALL_BATCH):
         recorder.add(DeviceRecord(training.STAGE, "GPT-2", training.WORK, arm, figures=sooner))
@@ -178,7 +177,7 @@ def test_every_stage_of_a_gpu_run_is_reported_with_its_goals(device_records):
     for goal in (*attention_goals(records), *allocator.device_goals(records)):
         assert goal.value is not None, goal
         assert f"| {goal.what} | {goal.value_text()} |" in text
-    assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in text
+    assert "- failed 1x, first long a case forward, FlexAttention: RuntimeError: a reason" in text
     assert "- steps: 1 passed" in text
 
 

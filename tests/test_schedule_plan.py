@@ -9,7 +9,6 @@ import pytest
 from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, root
 from seqwarm_kernels.cli import main
 from seqwarm_kernels.cli.exchanges import ContextSize, Exchanges, normal_widths
-from seqwarm_kernels.cli.plan_report import plan_figure, table
 from seqwarm_kernels.cli.schedule_plan import ModelSize, plan_schedule
 from seqwarm_kernels.utils.figures import style
 
@@ -61,7 +60,7 @@ def three_stages(unit="sample"):
 
 def test_table():
     assert (
-        table(three_stages())
+        three_stages().table()
         == """\
         sample    length    of all tokens so far
              0         8                    0.0%
@@ -78,7 +77,7 @@ attention  3.244e+08 of these FLOPs, 18.5% fewer than for the same tokens at ful
 
 def test_a_long_plan_is_thinned_out():
     plan = plan_schedule(SequenceLengthScheduler(8, 1024, duration=1000), 3000, 2, MODEL)
-    lines = table(plan).splitlines()
+    lines = plan.table().splitlines()
     assert len(plan.stages) == 128
     assert len(lines) == 1 + 12 + 6
     assert [line.split() for line in (lines[1], lines[2], lines[11], lines[12])] == [
@@ -88,7 +87,7 @@ def test_a_long_plan_is_thinned_out():
         ["1,000", "1,024", "20.0%"],
     ]
     plan = plan_schedule(SequenceLengthScheduler(1, 12, duration=12, step_size=1), 20, 2, MODEL)
-    assert [line.split()[1] for line in table(plan).splitlines()[1:13]] == [str(length) for length in range(1, 13)]
+    assert [line.split()[1] for line in plan.table().splitlines()[1:13]] == [str(length) for length in range(1, 13)]
 
 
 def test_json():
@@ -106,7 +105,7 @@ def test_figure(unit):
     support = pytest.importorskip("tests.support.figures")
     plan = three_stages(unit)
     with style():
-        figure = plan_figure(plan)
+        figure = plan.figure()
         support.check_readable(figure)
         support.check_looks(figure, {"full length throughout", "sequence-length warmup"})
     lengths, amounts = map(support.drawn, figure.axes)
@@ -157,7 +156,7 @@ def test_what_ranks_exchange(capsys):
     arguments += ["--hidden-size", "64", "--heads", "4", "--key-heads", "2"]
     for more, head_dim, score_std in (([], 16, 1), (["--head-dim", "8", "--score-std", "2"], 8, 2)):
         size = ContextSize(4, 2, head_dim, 4096, 4)
-        expected = Exchanges(size, tuple(normal_widths(size, score_std=score_std)))
+        expected = Exchanges(size, normal_widths(size, score_std=score_std))
         assert main([*arguments, *more, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["exchanges"]
         assert {name: found[name] for name in expected.to_json()} == json.loads(json.dumps(expected.to_json()))

@@ -27,10 +27,6 @@ REFERENCE = f"{OURS} reference"  #: the definition, which is not made to be fast
 # ---- on a CPU
 
 
-def draw_cpu(records: list[CpuRecord], folder: Path) -> Path:
-    return save_both(functools.partial(cpu_figure, records), folder / "cpu_attention.png")
-
-
 _CPU_PANELS = [(work, dtype) for work in (FORWARD, BOTH) for dtype in ("torch.float32", "torch.bfloat16")]
 
 
@@ -96,18 +92,17 @@ def _labels(axes: Axes) -> list[Any]:
 _FEWEST_LENGTHS = 3  # of a curve over lengths
 
 
-def draw_device(every: DeviceRecords, folder: Path) -> list[Path]:
-    """Every figure that has records."""
+def draw_device(every: DeviceRecords, folder: Path) -> None:
+    """Speedups of the head dims that have curves over lengths."""
     records = every.of_stages(*STAGES)
     speedups = {head_dim: [_speedups(records, work, head_dim) for work in (FORWARD, BOTH)] for head_dim in (64, 128)}
-    columns = {head_dim: both for head_dim, both in speedups.items() if any(map(_covers_lengths, both))}
-    if not columns:
-        return []
-    return [save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png")]
-
-
-def _covers_lengths(curves: Curves) -> bool:
-    return any(len(points) >= _FEWEST_LENGTHS for points in curves.values())
+    longest = {
+        head_dim: max((len(points) for curves in both for points in curves.values()), default=0)
+        for head_dim, both in speedups.items()
+    }
+    columns = {head_dim: both for head_dim, both in speedups.items() if longest[head_dim] >= _FEWEST_LENGTHS}
+    if columns:
+        save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png")
 
 
 def is_plain(record: DeviceRecord) -> bool:

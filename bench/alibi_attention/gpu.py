@@ -18,18 +18,7 @@ from ..gpu.records import Recorder
 from . import decoding as one_query
 from . import problems
 from .cases import BACKWARD, BOTH, FORWARD, Case, call_of, exact_attention
-from .peers import (
-    FLASH,
-    FLEX,
-    FLEX_TUNED,
-    NO_SKIP,
-    OURS,
-    Attend,
-    Peer,
-    all_peers,
-    flex_documents,
-    ours,
-)
+from .peers import FLASH, FLEX, NO_SKIP, OURS, Attend, Peer, all_peers, flex_documents, ours
 from .problems import Problem
 
 FLOPS = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}  #: floating-point operations, relative to a forward
@@ -133,15 +122,6 @@ def lengths(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 def segments(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     _sweep(recorder, device, "segments", problems.segments(tiny), lambda problem, _: all_peers(problem, device))
-
-
-def tuned(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """FlexAttention with max-autotune, which tries every configuration and takes long to compile."""
-
-    def peers(problem: Problem, _: str) -> list[Peer]:
-        return [*ours(device, problem.dtype)[:1], FLEX_TUNED]
-
-    _sweep(recorder, device, "tuned", problems.long(tiny), peers)
 
 
 # ---- packed sequences

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention
@@ -23,6 +22,7 @@ from .cases import BACKWARD, FORWARD, Case, call_of
 from .gpu import FLOPS
 from .peers import Attend, Peer, hopper_peers
 from .problems import Problem
+from .short import tokens_first
 
 STAGE = "hopper"
 GLUON, TRITON = "a producer and two consumers", "Triton"
@@ -58,19 +58,13 @@ def _measure(recorder: Recorder, case: Case, name: str, tolerance: float, peer: 
         if peer is not None:
             attend = peer.make(problem, case.device)
             if peer.token_major:
-                *inputs, grad_out = map(_token_major, (*inputs, grad_out))
+                *inputs, grad_out = map(tokens_first, (*inputs, grad_out))
         figures = {"gflop": problem.flops() * FLOPS[work] / 1e9}
         return call_of(work, attend, inputs, grad_out), figures
 
     with served_by(name):
         for work in (FORWARD, BACKWARD):
             recorder.measure(STAGE, title, work, name, functools.partial(make, work), facts=facts)
-
-
-def _token_major(tensor: Tensor) -> Tensor:
-    """The same (B, H, S, D) tensor, in memory as (B, S, H, D)."""
-    copy = tensor.detach().transpose(1, 2).contiguous().transpose(1, 2)
-    return copy.requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

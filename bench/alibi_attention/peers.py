@@ -71,11 +71,11 @@ def ours(device: torch.device, dtype: torch.dtype) -> list[Peer]:
 # ---- FlexAttention
 
 
-def _make_flex(problem: Problem, device: torch.device, mode: str | None = None, kernel_options: Any = None) -> Attend:
+def _make_flex(problem: Problem, device: torch.device, kernel_options: Any = None) -> Attend:
     """FlexAttention, compiled for one problem. Score and mask are formulas, and masked blocks are left out."""
     torch._dynamo.reset()  # otherwise torch runs the ninth problem without compiling it
     return functools.partial(
-        torch.compile(flex_attention, dynamic=False, mode=mode),
+        torch.compile(flex_attention, dynamic=False),
         score_mod=alibi_score(alibi_slopes(problem.heads, device=device), causal=problem.causal),
         block_mask=block_mask(problem.length, device, causal=problem.causal, segment_length=problem.segment_length),
         enable_gqa=problem.heads != problem.key_heads,
@@ -186,7 +186,6 @@ FLASH = Peer("SDPA flash, no bias", _by_segments(_make_sdpa(SDPBackend.FLASH_ATT
 CUDNN = Peer("SDPA cuDNN, no bias", _by_segments(_make_sdpa(SDPBackend.CUDNN_ATTENTION, biased=False)), has_bias=False)
 FLEX = Peer("FlexAttention", _make_flex)
 FLEX_ROWS = Peer("FlexAttention, rows cut", _by_segments(_make_flex))
-FLEX_TUNED = Peer("FlexAttention, max-autotune", functools.partial(_make_flex, mode="max-autotune-no-cudagraphs"))
 FLEX_FLASH = Peer("FlexAttention on flash-attn-4", functools.partial(_make_flex, kernel_options={"BACKEND": "FLASH"}))
 FLASH_3 = Peer("flash-attn-3, no bias", _make_flash("flash_attn_interface"), has_bias=False, token_major=True)
 FLASH_4 = Peer("flash-attn-4, no bias", _by_segments(_make_flash("flash_attn.cute")), has_bias=False)

@@ -25,18 +25,19 @@ DTYPES = (torch.float32, torch.bfloat16)
 SECONDS = 1.0  #: of measuring, for each record
 
 
-def _tokens_first(tensor: Tensor) -> Tensor:
-    """The same values, in memory as projections return them."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+def tokens_first(tensor: Tensor) -> Tensor:
+    """The same (B, H, S, D) values, in memory as (B, S, H, D), as projections return them."""
+    copy = tensor.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    return copy.requires_grad_(tensor.requires_grad)
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {"tokens first": _tokens_first, "heads first": Tensor.contiguous}
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {"tokens first": tokens_first, "heads first": Tensor.contiguous}
 
 
 def measure(length: int, dtype: torch.dtype, layout: str, threads: int, seconds: float) -> Iterator[CpuRecord]:
     problem = problem_of(length, dtype=dtype)
     case = Case(problem, "a", CPU)
-    inputs = [LAYOUTS[layout](tensor.detach()).requires_grad_() for tensor in case.inputs]
+    inputs = [LAYOUTS[layout](tensor) for tensor in case.inputs]
     grad_out = LAYOUTS[layout](case.grad_out)
     peers = (ours(CPU, dtype)[0], MASK, FLASH, EAGER)
     attends = {peer.name: peer.make(problem, CPU) for peer in peers}

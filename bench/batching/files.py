@@ -116,19 +116,11 @@ def measure(corpus: BenchCorpus, folder: Path, windows: int, repeats: int) -> It
     for name, each in repeat_in_turns(runs, repeats, "pipelines in turn").items():
         cpu = quartiles([sum(one.clock.seconds.values()) for one in each])
         wall = quartiles([one.wall_seconds for one in each])
-        yield {
-            "corpus": corpus.name,
-            "implementation": name,
-            "items": windows * WINDOW,
-            "batches": each[0].batches,
-            "cpu_seconds": cpu.median,
-            "cpu_iqr": cpu.iqr,
-            "wall_seconds": wall.median,
-            "wall_iqr": wall.iqr,
-            "stages": {stage: quartiles([one.clock.seconds[stage] for one in each]).median for stage in STAGES},
-            "repeats": repeats,
-            "version": infinibatch.version() if name.startswith(INFINIBATCH) else "",
-        }
+        stages = {stage: quartiles([one.clock.seconds[stage] for one in each]).median for stage in STAGES}
+        version = infinibatch.version() if name.startswith(INFINIBATCH) else ""
+        line = {"corpus": corpus.name, "implementation": name, "items": windows * WINDOW, "batches": each[0].batches}
+        line |= {"cpu_seconds": cpu.median, "cpu_iqr": cpu.iqr, "wall_seconds": wall.median, "wall_iqr": wall.iqr}
+        yield line | {"stages": stages, "repeats": repeats, "version": version}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -125,17 +125,8 @@ def measure(path: Path, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
         times = quartiles([run["seconds"] for run in runs])
         figures = {name: quartiles([run[name] for run in runs]).median for name in runs[0] if name != "seconds"}
         figures["peak_megabytes"] = max(run["peak_megabytes"] for run in runs)
-        return {
-            "what": what,
-            "tokens": tokens,
-            "documents": documents,
-            "cache": cache,
-            "seconds": times.median,
-            "iqr": times.iqr,
-            "figures": figures,
-            "repeats": len(runs),
-            "conditions": conditions(),
-        }
+        found = {"what": what, "tokens": tokens, "documents": documents, "cache": cache, "seconds": times.median}
+        return {**found, "iqr": times.iqr, "figures": figures, "repeats": len(runs), "conditions": conditions()}
 
     def repeated(cache: str, run: Callable[[int], dict[str, float]]) -> list[dict[str, float]]:
         found = []

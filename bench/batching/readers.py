@@ -204,19 +204,9 @@ def _measured(each: Format, folder: Path, count: int, tokens: int, repeats: int)
                     seconds[reader.name].append(_timed(reader, order == "shuffled", repeat, tokens))
             for reader in readers:
                 times = quartiles(seconds[reader.name])
-                yield {
-                    "format": each.name,
-                    "reader": reader.name,
-                    "version": reader.version,
-                    "order": order,
-                    "cache": cache,
-                    "items": count,
-                    "tokens": tokens,
-                    "seconds": times.median,
-                    "iqr": times.iqr,
-                    "repeats": repeats,
-                    "conditions": conditions(),
-                }
+                line: dict[str, Any] = {"format": each.name, "reader": reader.name, "version": reader.version}
+                line |= {"order": order, "cache": cache, "items": count, "tokens": tokens, "seconds": times.median}
+                yield line | {"iqr": times.iqr, "repeats": repeats, "conditions": conditions()}
 
 
 def _timed(reader: Reader, shuffled: bool, seed: int, tokens: int) -> float:

@@ -87,18 +87,11 @@ def measure(copies: int, repeats: int) -> Iterator[dict[str, Any]]:
         for name, found in repeat_in_turns(runs, repeats, "formats in turn").items():
             each, order = names[name]
             seconds = quartiles(found)
-            yield {
-                "corpus": f"{corpus.name}, {copies} times",
-                "format": each.name,
-                "version": each.version,
-                "order": order,
-                "items": len(items),
-                "bytes": sum(path.stat().st_size for path in folders[each].rglob("*") if path.is_file()),
-                "text_bytes": sum(map(count_bytes, items)),
-                "seconds": seconds.median,
-                "iqr": seconds.iqr,
-                "repeats": repeats,
-            }
+            size = sum(path.stat().st_size for path in folders[each].rglob("*") if path.is_file())
+            line: dict[str, Any] = {"corpus": f"{corpus.name}, {copies} times", "format": each.name}
+            line |= {"version": each.version, "order": order, "items": len(items), "bytes": size}
+            line |= {"text_bytes": sum(map(count_bytes, items)), "seconds": seconds.median}
+            yield line | {"iqr": seconds.iqr, "repeats": repeats}
 
 
 def _read(open_source: Callable[[], Any], items: list[str]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -10,22 +11,19 @@ from .records import markdown
 
 class Goal(NamedTuple):
     what: str
-    goal: float | None
+    goal: float
     value: float | None  #: None if there is no measurement
     unit: str = ""
     where: str = ""  #: the case with the worst value, if the goal covers several cases
     at_most: bool = False
 
-    def reached(self) -> bool | None:
-        if self.value is None or self.goal is None:
-            return None
-        return self.value <= self.goal if self.at_most else self.value >= self.goal
-
     def value_text(self) -> str:
         return "not yet measured" if self.value is None else f"{self.value:.4g} {self.unit}".strip()
 
-    def goal_text(self) -> str:
-        return "" if self.goal is None else f"{'≤' if self.at_most else '≥'} {self.goal:g} {self.unit}".strip()
+    def row(self) -> list[str]:
+        sign, reached = ("≤", operator.le) if self.at_most else ("≥", operator.ge)
+        word = "" if self.value is None else "yes" if reached(self.value, self.goal) else "no"
+        return [self.what, self.value_text(), f"{sign} {self.goal:g} {self.unit}".strip(), word, self.where]
 
 
 def worst(values: Iterable[tuple[float | None, str]]) -> tuple[float | None, str]:
@@ -35,6 +33,4 @@ def worst(values: Iterable[tuple[float | None, str]]) -> tuple[float | None, str
 
 def goals_table(goals: Iterable[Goal]) -> str:
     """A Markdown table with a row for each goal."""
-    words = {True: "yes", False: "no", None: ""}
-    rows = ([each.what, each.value_text(), each.goal_text(), words[each.reached()], each.where] for each in goals)
-    return markdown(["what", "measured", "goal", "reached", "where"], rows)
+    return markdown(["what", "measured", "goal", "reached", "where"], (goal.row() for goal in goals))

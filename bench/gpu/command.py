@@ -43,7 +43,6 @@ PARTS = {
     "training": Part(8.75, {"training": 1}),
     "attention": Part(5.0, {"long": 80, "lengths": 80, "paths": 40, "small": 30, "segments": 40}),
     "hopper": Part(2.0, {"hopper": 1}),
-    "tuning": Part(4.0, {"tiles": 120, "tuned": 50}),
 }
 SELECTION_MINUTES = 4.0
 #: Of the gpu tests, those of kernels that changed since a GPU ran them, and what else is short.

@@ -53,15 +53,17 @@ class DeviceRecord:
 
 def teraflops(record: DeviceRecord | None) -> float | None:
     """TFLOP/s, counted as if no key was skipped."""
-    if record is None or record.median_ms is None or "gflop" not in record.figures:
-        return None
-    return record.figures["gflop"] / record.median_ms
+    return _per_millisecond(record, "gflop")
 
 
 def gigabytes_per_second(record: DeviceRecord) -> float | None:
-    if record.median_ms is None or "moved_megabytes" not in record.figures:
+    return _per_millisecond(record, "moved_megabytes")
+
+
+def _per_millisecond(record: DeviceRecord | None, name: str) -> float | None:
+    if record is None or record.median_ms is None or name not in record.figures:
         return None
-    return record.figures["moved_megabytes"] / record.median_ms
+    return record.figures[name] / record.median_ms
 
 
 def speedup(record: DeviceRecord | None, other: DeviceRecord | None) -> float | None:
@@ -96,12 +98,8 @@ class DeviceRecords:
 
     def beside(self, record: DeviceRecord, implementation: str) -> DeviceRecord | None:
         """The timed record of another implementation on the same case, work and inputs."""
-        key = record.stage, record.case, record.work, record.inputs
-        for other in self.all:
-            same = (other.stage, other.case, other.work, other.inputs) == key
-            if same and other.median_ms is not None and is_implementation(other.implementation, implementation):
-                return other
-        return None
+        found = self.of_stages(record.stage).timed(implementation, record.work, record.inputs)
+        return next((other for other in found if other.case == record.case), None)
 
     def copy_rate(self) -> float | None:
         """Bytes that a plain copy reads and writes, in GB/s."""

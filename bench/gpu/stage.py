@@ -12,7 +12,6 @@ from experiments import gpu as training
 
 from ..alibi_attention import gpu as attention
 from ..alibi_attention.hopper import hopper
-from ..alibi_attention.tiles import tiles
 from ..allocator import gpu as allocator
 from ..moment_statistics import gpu as moments
 from ..resize_batch import gpu as resizing
@@ -30,8 +29,6 @@ STAGES: dict[str, tuple[Measure, ...]] = {
     "diagnostics": (moments.monitor,),
     "training": (training.to_one_loss,),
     "hopper": (hopper,),
-    "tiles": (tiles,),
-    "tuned": (attention.tuned,),
 }
 
 

@@ -44,7 +44,14 @@ def measure_at(length: int, repeats: int) -> list[CpuRecord]:
     optimizer = training.optimizer
     errors = {name: relative_error(optimizer, read(optimizer)) for name, read in readers.items()}
     case = f"{training.parameters / 1e6:.2f} M parameters, {ROWS} x {length} tokens"
-    return [_record(case, name, times, errors.get(name), training.parameters, length) for name in times]
+    timings = {name: quartiles(found) for name, found in times.items()}
+    facts = {"parameters": training.parameters, "rows": ROWS, "length": length, "steps_of_a_mean": READ_EVERY}
+    records = []
+    for name, timing in timings.items():
+        own = {**facts, "repeats": repeats, "share_of_step": timing.median / timings[STEP].median}
+        threads = torch.get_num_threads()
+        records.append(CpuRecord("diagnostics", case, name, threads, timing.median, timing.iqr, errors.get(name), own))
+    return records
 
 
 def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
@@ -63,21 +70,6 @@ def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
             readers[name]()
             seconds[name] += time.perf_counter() - start
     return {name: total / READ_EVERY for name, total in seconds.items()}
-
-
-def _record(
-    case: str, name: str, times: dict[str, list[float]], error: float | None, parameters: int, length: int
-) -> CpuRecord:
-    timing, step = quartiles(times[name]), quartiles(times[STEP])
-    facts = {
-        "parameters": parameters,
-        "rows": ROWS,
-        "length": length,
-        "steps_of_a_mean": READ_EVERY,
-        "repeats": len(times[name]),
-        "share_of_step": timing.median / step.median,
-    }
-    return CpuRecord("diagnostics", case, name, torch.get_num_threads(), timing.median, timing.iqr, error, facts)
 
 
 def share_table(records: list[CpuRecord]) -> str:

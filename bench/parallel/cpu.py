@@ -6,6 +6,7 @@ Counts bytes on processes of this machine. Times of processes that share two cor
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
@@ -22,8 +24,7 @@ from seqwarm_kernels.cli.exchanges import ContextSize, normal_widths
 from seqwarm_kernels.parallel import context_attention, halo_widths
 
 from ..common.records import save
-from .counting import ReceivedBytes
-from .report import RECORDS, Counted, HeadShares, Widths, tables
+from .report import COUNTED, RECORDS, SHARES, WIDTHS, tables
 
 USUAL, FLAT = "usual", "flat"  #: slopes of a run
 LARGE = ContextSize(32, 32, 128, 2**17, 8)  #: the size of the goals
@@ -47,19 +48,54 @@ RUNS = (
 HEADS, HEAD_DIM, SHARE_LENGTHS = 32, 128, (2**13, 2**14, 2**15, 2**16)
 
 
-def run_all() -> Iterator[Any]:
+_NOT_COLLECTIVE = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+class ReceivedBytes(TorchDispatchMode):
+    """Counts the bytes that come from other ranks. Backward counts too, if it runs inside.
+
+    Attributes:
+        received: By collective. An all-reduce of n bytes over P ranks counts as 2 · n · (P − 1) / P, as in a ring.
+
+    Raises:
+        TypeError: A collective that has no count.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__()
+        self.received: Counter[str] = Counter()
+        self._rank, self._ranks = rank, ranks
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if function.namespace in ("c10d", "_c10d_functional") and name not in _NOT_COLLECTIVE:
+            self.received[name] += self._bytes(name, args, result)
+        return result
+
+    def _bytes(self, name: str, args: Any, result: Any) -> int:
+        if name == "all_to_all_single":
+            splits = args[1]  # of the result; in elements or rows
+            return result.nbytes * (sum(splits) - splits[self._rank]) // max(sum(splits), 1)
+        if name == "all_reduce":
+            return 2 * result.nbytes * (self._ranks - 1) // self._ranks
+        raise TypeError(f"{name} has no count of its bytes")
+
+
+def run_all() -> Iterator[dict[str, Any]]:
     for size, slopes in tqdm(RUNS, desc="runs", unit="run"):
         yield from counted(size, slopes)
     for length in tqdm(SHARE_LENGTHS, desc="shares", unit="length"):
         reach = measure_reach(ReachSettings(HEADS, length, HEAD_DIM))
         steepest_first = reach.slopes.argsort(descending=True)
-        yield HeadShares(HEADS, HEAD_DIM, length, torch.tensor(reach.shares())[steepest_first].tolist())
+        shares = torch.tensor(reach.shares())[steepest_first].tolist()
+        yield {"heads": HEADS, "head_dim": HEAD_DIM, "length": length, "shares": shares, "what": SHARES}
     for size, score_std in tqdm(DRAWN, desc="widths", unit="size"):
         widths = normal_widths(size, score_std=score_std, most_tokens=size.length)
-        yield Widths(asdict(size), score_std, widths)
+        yield {"size": asdict(size), "score_std": score_std, "widths": widths, "what": WIDTHS}
 
 
-def counted(size: ContextSize, slopes: str) -> list[Counted]:
+def counted(size: ContextSize, slopes: str) -> list[dict[str, Any]]:
     """The bytes that each rank receives in forward and backward of one layer, with the smallest halo."""
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     store = torch.distributed.TCPStore("127.0.0.1", 0, size.ranks, is_master=True, wait_for_workers=False)
@@ -79,8 +115,8 @@ def _count(rank: int, port: int, size: ContextSize, slopes: str, queue: Any) -> 
     torch.distributed.destroy_process_group()
 
 
-def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
-    """What this rank of the mesh receives."""
+def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> dict[str, Any]:
+    """The bytes of keys, values and gradients that this rank of the mesh receives, and those of the formula."""
     rank = mesh.get_local_rank()
     generator = torch.Generator().manual_seed(rank)
     query, key, value = (
@@ -97,18 +133,19 @@ def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
     with ReceivedBytes(rank, size.ranks) as backward:
         loss.backward()
     formula = size.halo(widths, rank)
-    return Counted(
-        asdict(size),
-        slopes,
-        widths,
-        rank,
-        forward.received["all_to_all_single"],
-        backward.received["all_to_all_single"],
-        formula.forward,
-        formula.backward,
-        forward.received["all_reduce"],
-    )
+    return {
+        "size": asdict(size),
+        "slopes": slopes,
+        "widths": widths,
+        "rank": rank,
+        "forward": forward.received["all_to_all_single"],
+        "backward": backward.received["all_to_all_single"],
+        "formula_forward": formula.forward,
+        "formula_backward": formula.backward,
+        "deciding": forward.received["all_reduce"],  # of the sums that decide the widths
+        "what": COUNTED,
+    }
 
 
 def main(arguments: argparse.Namespace) -> None:
-    save(RECORDS, run_all(), lambda records: tables(list(map(asdict, records))))
+    save(RECORDS, run_all(), tables)

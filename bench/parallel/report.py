@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,7 @@ from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
 from seqwarm_kernels.utils.figures import new_figure
 
 from ..common.figures import label_lines, log_axis, plot, save_both
-from ..common.records import RESULTS, markdown, read
+from ..common.records import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,124 +25,79 @@ RECORDS = "cpu_many_devices"  #: name of the records file
 LENGTHS, RANKS = (2**13, 2**17, 2**20), (2, 4, 8, 16, 32, 64)
 GOAL_LENGTH, GOAL_RANKS, BALANCED_RANKS = 2**17, 8, 8
 _FIGURE_LENGTHS = [2**power for power in range(13, 21)]
+#: Kinds of lines: the halo of each key head, for a row of normal queries and keys; the bytes that a rank received; the
+#: share of the visible keys that each head attends, from the steepest to the flattest slope.
+WIDTHS, COUNTED, SHARES = "widths", "counted", "shares"
+
+Lines = Sequence[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Widths:
-    """The halo of each key head, for one row of normal queries and keys."""
-
-    size: dict[str, Any]  #: of a ContextSize
-    score_std: float
-    widths: list[int]
-    what: str = "widths"
-
-
-@dataclass(frozen=True)
-class Counted:
-    """The bytes of keys, values and their gradients that one rank received in a run, and those of the formula."""
-
-    size: dict[str, Any]
-    slopes: str
-    widths: list[int]
-    rank: int
-    forward: int
-    backward: int
-    formula_forward: int
-    formula_backward: int
-    deciding: int  #: bytes of the sums that decide the widths
-    what: str = "counted"
-
-
-@dataclass(frozen=True)
-class HeadShares:
-    """The share of the visible keys that each head attends, from the steepest to the flattest slope."""
-
-    heads: int
-    head_dim: int
-    length: int
-    shares: list[float]
-    what: str = "shares"
-
-
-_Record = TypeVar("_Record", Widths, Counted, HeadShares)
-
-
-def report(lines: list[dict[str, Any]], figures: Path) -> str:
+def report(lines: Lines, figures: Path) -> str:
     save_both(functools.partial(figure, lines), figures / "exchanged_bytes.png")
     return tables(lines)
 
 
-def tables(lines: Sequence[dict[str, Any]]) -> str:
+def tables(lines: Lines) -> str:
     return "\n\n".join(make(lines) for make in (exchange_table, width_table, counted_table, balance_table))
 
 
 # ---- tables
 
 
-def exchange_table(lines: Sequence[dict[str, Any]]) -> str:
+def exchange_table(lines: Lines) -> str:
     """The bytes in forward by length and number of ranks."""
     widths = _widths(lines, ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS))
     rows = []
     for length in LENGTHS:
         for ranks in RANKS[::2]:
-            volumes = Exchanges(ContextSize(32, 32, 128, length, ranks), tuple(widths)).volumes()
+            volumes = Exchanges(ContextSize(32, 32, 128, length, ranks), widths).volumes()
             cells = [_megabytes(volumes[name]) for name in (RING, ALL_GATHER, ULYSSES, HALO)]
             rows.append([f"{length:,}", str(ranks), *cells, *_fewer_texts(volumes)])
     header = ["tokens", "ranks", RING, ALL_GATHER, ULYSSES, f"**{HALO}**"]
     return markdown([*header, "ring / halo", "Ulysses / halo"], rows)
 
 
-def width_table(lines: Sequence[dict[str, Any]]) -> str:
+def width_table(lines: Lines) -> str:
     """How wide the halo is for normal inputs."""
     rows = []
-    for record in _of(Widths, lines):
-        size = ContextSize(**record.size)
-        widest, mean = max(record.widths), sum(record.widths) / size.key_heads
-        volumes = Exchanges(size, tuple(record.widths)).volumes()
-        of_size = [f"{size.length:,}", str(size.ranks), f"{record.score_std:g}", f"{mean:,.0f}", f"{widest:,}"]
-        rows.append([_heads(size), *of_size, _megabytes(volumes[HALO]), *_fewer_texts(volumes)])
+    for line in _of(WIDTHS, lines):
+        size, widths = ContextSize(**line["size"]), line["widths"]
+        volumes = Exchanges(size, widths).volumes()
+        of_size = f"{size.length:,}", str(size.ranks), f"{line['score_std']:g}"
+        of_widths = f"{sum(widths) / size.key_heads:,.0f}", f"{max(widths):,}"
+        rows.append([_heads(size), *of_size, *of_widths, _megabytes(volumes[HALO]), *_fewer_texts(volumes)])
     header = ["heads", "tokens", "ranks", "scores' deviation", "mean width", "widest", "halo"]
     return markdown([*header, "ring / halo", "Ulysses / halo"], rows)
 
 
-def counted_table(lines: Sequence[dict[str, Any]]) -> str:
+def counted_table(lines: Lines) -> str:
     """What ranks received in runs, beside the formula. The rank that received most."""
+    runs: dict[ContextSize, list[dict[str, Any]]] = {}
+    for line in _of(COUNTED, lines):
+        runs.setdefault(ContextSize(**line["size"]), []).append(line)
     rows = []
-    for size, records in _counted(lines):
-        most = max(records, key=lambda record: record.forward)
-        back = max(records, key=lambda record: record.backward)
-        rows.append(
-            [
-                f"{_heads(size)}, {size.batch_size} × {size.length:,} tokens",
-                f"{records[0].slopes}, {'causal' if size.causal else 'both sides'}",
-                str(size.ranks),
-                f"{most.forward:,}",
-                f"{most.formula_forward:,}",
-                f"{back.backward:,}",
-                f"{back.formula_backward:,}",
-                f"{most.deciding:,}",
-            ]
-        )
+    for size, of_ranks in runs.items():
+        most, back = (max(of_ranks, key=itemgetter(way)) for way in ("forward", "backward"))
+        counts = most["forward"], most["formula_forward"], back["backward"], back["formula_backward"], most["deciding"]
+        tokens = f"{_heads(size)}, {size.batch_size} × {size.length:,} tokens"
+        slopes = f"{most['slopes']}, {'causal' if size.causal else 'both sides'}"
+        rows.append([tokens, slopes, str(size.ranks), *(f"{count:,}" for count in counts)])
     header = ["rows", "slopes", "ranks", "forward", "formula", "backward", "formula", "to decide the widths"]
     return markdown(header, rows)
 
 
-def balance_table(lines: Sequence[dict[str, Any]]) -> str:
-    """The work of the slowest of 8 ranks relative to the mean, by the order of the slopes."""
+def balance_table(lines: Lines) -> str:
+    """The work of the slowest of 8 ranks relative to the mean, with the heads in either order of the slopes."""
     rows = []
-    for record in _of(HeadShares, lines):
-        usual, balanced = (rank_work(shares, BALANCED_RANKS) for shares in in_both_orders(record))
-        cells = [f"{work.imbalance():.2f}" for work in (usual, balanced)]
-        rows.append([f"{record.length:,}", f"{usual.mean():.1%}", *cells])
+    for line in _of(SHARES, lines):
+        steepest_first = torch.tensor(line["shares"])
+        orders = alibi_slopes(line["heads"]), balanced_slopes(line["heads"], BALANCED_RANKS)
+        usual, balanced = (
+            rank_work(steepest_first[(-slopes).argsort().argsort()], BALANCED_RANKS) for slopes in orders
+        )
+        imbalances = f"{usual.imbalance():.2f}", f"{balanced.imbalance():.2f}"
+        rows.append([f"{line['length']:,}", f"{usual.mean():.1%}", *imbalances])
     return markdown(["tokens", "share of keys visited", "`alibi_slopes`", "**`balanced_slopes`**"], rows)
-
-
-def in_both_orders(record: HeadShares) -> tuple[torch.Tensor, torch.Tensor]:
-    """The shares of heads in the order of `alibi_slopes`, and of `balanced_slopes`."""
-    steepest_first = torch.tensor(record.shares)
-    orders = alibi_slopes(record.heads), balanced_slopes(record.heads, BALANCED_RANKS)
-    usual, balanced = (steepest_first[(-slopes).argsort().argsort()] for slopes in orders)
-    return usual, balanced
 
 
 def _heads(size: ContextSize) -> str:
@@ -161,36 +116,23 @@ def _fewer_texts(volumes: dict[str, Volume | str]) -> list[str]:
     return ["" if isinstance(other, str) else f"{other.forward / halo.forward:.1f}" for other in others]
 
 
-# ---- records
+def _of(what: str, lines: Lines) -> Lines:
+    return [line for line in lines if line["what"] == what]
 
 
-def records_of_file() -> list[dict[str, Any]]:
-    return read(RESULTS / f"{RECORDS}.jsonl")[1]
-
-
-def _of(kind: type[_Record], lines: Sequence[dict[str, Any]]) -> list[_Record]:
-    return [kind(**line) for line in lines if line["what"] == kind.what]
-
-
-def _widths(lines: Sequence[dict[str, Any]], size: ContextSize) -> list[int]:
+def _widths(lines: Lines, size: ContextSize) -> list[int]:
     """The widths of scores with a standard deviation of 1."""
-    return next(r.widths for r in _of(Widths, lines) if (ContextSize(**r.size), r.score_std) == (size, 1.0))
-
-
-def _counted(lines: Sequence[dict[str, Any]]) -> list[tuple[ContextSize, list[Counted]]]:
-    """The records of all ranks, by run."""
-    runs: dict[ContextSize, list[Counted]] = {}
-    for record in _of(Counted, lines):
-        runs.setdefault(ContextSize(**record.size), []).append(record)
-    return list(runs.items())
+    return next(
+        line["widths"] for line in _of(WIDTHS, lines) if (ContextSize(**line["size"]), line["score_std"]) == (size, 1.0)
+    )
 
 
 # ---- the figure
 
 
-def figure(lines: Sequence[dict[str, Any]]) -> Figure:
+def figure(lines: Lines) -> Figure:
     """Forward and backward: over the length, and over the number of ranks."""
-    widths = tuple(_widths(lines, ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS)))
+    widths = _widths(lines, ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS))
     drawn = new_figure(9.6, 4)
     over_lengths, over_ranks = drawn.subplots(1, 2, sharey=True)
     panels = (

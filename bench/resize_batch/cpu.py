@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -32,13 +31,8 @@ COMPILED_AT = [SIZES[1], SIZES[6]]
 SECONDS = 0.5  #: of measuring, for each record
 
 
-class Work(NamedTuple):
-    """The measurements of one process."""
-
-    problem: Resizing
-    names: list[str]
-    threads: int
-    seconds: float
+#: The measurements of one process: the problem, the implementations, the number of threads, seconds.
+Work = tuple[Resizing, list[str], int, float]
 
 
 def run(seconds: float) -> Iterator[CpuRecord]:
@@ -49,32 +43,33 @@ def run(seconds: float) -> Iterator[CpuRecord]:
     returns it to the system depends on what the process did before, and new memory costs several times as much as a
     copy.
     """
-    work, thread_counts = [], sorted({torch.get_num_threads(), 1}, reverse=True)
+    work: list[Work] = []
+    thread_counts = sorted({torch.get_num_threads(), 1}, reverse=True)
     for problem in problems(SIZES):
         size = (problem.tensors, problem.rows, problem.tokens)
         compiled = any(size == known[:3] for known in COMPILED_AT)
         names = list(implementations(problem, problem.batch("meta"), compiled=compiled))
         is_small = problem.facts()["source_megabytes"] < SMALL_MEGABYTES
         together = [names] if is_small else [[name] for name in names]
-        work += [Work(problem, some, threads, seconds) for threads in thread_counts for some in together]
+        work += [(problem, some, threads, seconds) for threads in thread_counts for some in together]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for records in tqdm(pool.imap(_measure_in_process, work, chunksize=1), total=len(work), desc="resize_batch"):
             yield from records
 
 
 def _measure_in_process(work: Work) -> list[CpuRecord]:
-    torch.set_num_threads(work.threads)
-    problem = work.problem
+    problem, names, threads, seconds = work
+    torch.set_num_threads(threads)
     batch = problem.batch()
     makers = implementations(problem, batch, compiled=True)
-    calls = {name: makers[name]() for name in work.names}
+    calls = {name: makers[name]() for name in names}
     expected = by_hand(batch, problem.length, problem.method)
     for name, call in calls.items():
         result: dict[str, torch.Tensor] = call()  # type: ignore[assignment]
         if any(not torch.equal(result[key].view_as(tensor), tensor) for key, tensor in expected.items()):
             raise RuntimeError(f"{name} returns another batch than {BY_HAND}")
     del expected, result
-    return list(in_turns(OURS, problem.case(), calls, work.threads, work.seconds, problem.facts()))
+    return list(in_turns(OURS, problem.case(), calls, threads, seconds, problem.facts()))
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from seqwarm_kernels.utils.figures import ink, new_figure
 
-from ..common.figures import log_axis, plot, save_both
+from ..common.figures import log_axis, plot
 from ..common.goals import Goal, worst
 from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup
@@ -29,10 +27,6 @@ PACKED = "cpu_resize_packed"  #: the same
 def _most_threads(records: list[CpuRecord]) -> list[CpuRecord]:
     most = max((record.threads for record in records), default=0)
     return [record for record in records if record.threads == most]
-
-
-def draw_cpu(records: list[CpuRecord], folder: Path) -> Path:
-    return save_both(functools.partial(cpu_figure, records), folder / "cpu_resize_batch.png")
 
 
 def cpu_figure(records: list[CpuRecord]) -> Figure:

@@ -18,7 +18,7 @@ from .. import __version__
 from ..utils.progress import standard_error
 from ..utils.urls import without_secrets
 from . import check, completion, demo, info, padding, plan, reach, tune
-from .common import EXIT_STATUS, CommandError, HelpFormatter, Result
+from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_folder_of_figure
 
 #: Each has HELP, EXAMPLES, add_arguments and run.
 COMMANDS = {
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_parser().parse_args(arguments)
     parsed.command_line = without_secrets(shlex.join(["seqwarm", *arguments]))
     try:
+        if getattr(parsed, "figure", None) is not None:  # what a figure lacks shows before the work
+            add_folder_of_figure(parsed.figure)
         with redirect_stdout(sys.stderr) if parsed.json else nullcontext():  # a user's training may print
             result = parsed.run(parsed)
         _print(result, parsed.json)

@@ -6,14 +6,10 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .common import Result
 from .info import collect_info
-
-if TYPE_CHECKING:
-    from ..self_check.run import CheckedBackend
-    from ..self_check.speed import TimedCase
 
 HELP = "compare every operator with its reference on this machine, and time it"
 EXAMPLES = """\
@@ -49,40 +45,36 @@ def run(arguments: argparse.Namespace) -> Result:
 
     start = time.perf_counter()
     missing = missing_backends(arguments.backends or expected_backends())
-    checked = list(check_backends(arguments.backends or BACKENDS))
-    failed = bool(missing) or any(row.mismatches for row in checked)
-    timed = [] if failed else list(time_all())  # a kernel that fails cannot be timed
+    results = [asdict(row) for row in check_backends(arguments.backends or BACKENDS)]
+    failed = bool(missing) or any(row["mismatches"] for row in results)
     report = {
         "environment": collect_info(),
         "missing": missing,
-        "results": [asdict(row) for row in checked],
-        "times": [asdict(row) for row in timed],
+        "results": results,
+        "times": [] if failed else list(time_all()),  # a kernel that fails cannot be timed
         "seconds": time.perf_counter() - start,
     }
-    return Result(report, "\n".join(_lines(checked, missing, timed)), int(failed))
+    return Result(report, "\n".join(_lines(report)), int(failed))
 
 
-def _lines(checked: list[CheckedBackend], missing: dict[str, str], timed: list[TimedCase]) -> Iterator[str]:
-    from ..self_check.speed import IMPLEMENTATIONS
-
+def _lines(report: dict[str, Any]) -> Iterator[str]:
     layout = "{:<23}{:<8}{:<11}{:<10}{:<12}{}"
     yield layout.format("operator", "device", "backend", "dtype", "result", "largest error, as a share of its budget")
-    for row in checked:
-        result = "MISMATCH" if row.mismatches else "ok"
-        worst = f"{row.worst_share:.2f} ({row.worst})" if row.worst_share else "0"
-        yield layout.format(row.operator, row.device, row.backend, row.dtype, result, worst)
-    mismatches = [(row, mismatch) for row in checked for mismatch in row.mismatches]
+    mismatches = []
+    for row in report["results"]:
+        where = row["operator"], row["device"], row["backend"], row["dtype"]
+        worst = f"{row['worst_share']:.2f} ({row['worst']})" if row["worst_share"] else "0"
+        yield layout.format(*where, "MISMATCH" if row["mismatches"] else "ok", worst)
+        mismatches += [f"  {' '.join(where)}, {mismatch}" for mismatch in row["mismatches"]]
     yield ""
-    if checked:
+    if report["results"]:
         yield f"{len(mismatches)} mismatches" if mismatches else "all results are within their budgets"
-    for row, mismatch in mismatches:
-        yield f"  {row.operator} {row.device} {row.backend} {row.dtype}, {mismatch}"
-    for backend, reason in missing.items():
+    yield from mismatches
+    for backend, reason in report["missing"].items():
         yield f"{backend} is missing: {reason}"
-    if not timed:
-        return
-    yield ""
-    yield "{:<58}".format("milliseconds") + "".join(f"{name:>20}" for name in IMPLEMENTATIONS)
-    for case in timed:
-        times = [f"{case.milliseconds[name]:.3g}" if name in case.milliseconds else "-" for name in IMPLEMENTATIONS]
-        yield f"{case.case:<58}" + "".join(f"{milliseconds:>20}" for milliseconds in times)
+    if report["times"]:
+        names = list(report["times"][0]["milliseconds"])
+        yield "\n" + "{:<58}".format("milliseconds") + "".join(f"{name:>20}" for name in names)
+    for case in report["times"]:
+        times = (f"{case['milliseconds'][name]:.3g}" if name in case["milliseconds"] else "-" for name in names)
+        yield f"{case['case']:<58}" + "".join(f"{milliseconds:>20}" for milliseconds in times)

@@ -81,7 +81,15 @@ def _figure_path(text: str) -> Path:
     return path
 
 
-#: Settings of the demo's GPT that have an option: name, type, unit and description.
+def add_folder_of_figure(path: Path) -> None:
+    """Raises ImportError without matplotlib, and OSError if there cannot be such a folder."""
+    from ..utils.checks import check_matplotlib
+
+    check_matplotlib()
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+#: Settings of the demo's GPT that have an option: name, type, metavar and description.
 TRAINING = (
     ("steps", count, "N", "token budget of a whole run, in steps at the full length"),
     ("seq_length", count, "TOKENS", "full sequence length"),
@@ -112,14 +120,9 @@ def add_training(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
     text_help = "UTF-8 text files, or folders of them, to train on (default: Python's standard library)"
     add("--text", nargs="+", metavar="FILE", help=text_help)
     for name, kind, metavar, what in TRAINING:
-        default = f"(default: {getattr(CPU, name)} on a CPU, {getattr(GPU, name)} on a GPU)"
-        add(
-            "--" + name.removeprefix("peak_").replace("_", "-"),
-            type=kind,
-            dest=name,
-            metavar=metavar,
-            help=f"{what} {default}",
-        )
+        option = "--" + name.removeprefix("peak_").replace("_", "-")
+        what += f" (default: {getattr(CPU, name)} on a CPU, {getattr(GPU, name)} on a GPU)"
+        add(option, type=kind, dest=name, metavar=metavar, help=what)
 
 
 def training_settings(arguments: argparse.Namespace, **others: Any) -> Settings:

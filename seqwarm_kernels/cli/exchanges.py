@@ -42,21 +42,12 @@ class Volume(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextSize:
-    """One layer of attention whose tokens are sharded over ranks.
-
-    Attributes:
-        heads, key_heads, head_dim: As in `alibi_attention`.
-        length: Tokens of a row, those of all ranks together.
-        ranks: P, which divides length.
-        batch_size: Rows.
-        causal: Whether only earlier keys are visible.
-        bytes_per_element: 2 for bfloat16.
-    """
+    """One layer of attention whose tokens are sharded over ranks, with heads as in `alibi_attention`."""
 
     heads: int
     key_heads: int
     head_dim: int
-    length: int
+    length: int  #: tokens of a row, those of all ranks together
     ranks: int
     batch_size: int = 1
     causal: bool = True
@@ -72,7 +63,7 @@ class ContextSize:
     def shard_length(self) -> int:
         return self.length // self.ranks
 
-    def bytes_of(self, heads: int, tokens: int = 1) -> int:
+    def bytes_of(self, heads: int, tokens: int) -> int:
         """Two vectors of each head: its key and value, or its query and output."""
         return 2 * self.batch_size * heads * tokens * self.head_dim * self.bytes_per_element
 
@@ -81,7 +72,7 @@ class ContextSize:
         return Volume(others * shard, (others + self.ranks) * shard if others else 0)
 
     def all_gather(self) -> Volume:
-        received = (self.ranks - 1) * self.bytes_of(self.key_heads, self.shard_length)
+        received = self.bytes_of(self.key_heads, self.length - self.shard_length)
         return Volume(received, received)
 
     def ulysses(self) -> Volume | str:
@@ -105,26 +96,14 @@ class ContextSize:
 
 
 @torch.no_grad()
-def normal_widths(
-    size: ContextSize,
-    *,
-    score_std: float = 1.0,
-    seed: int = 0,
-    most_tokens: int = 2**17,
-) -> list[int]:
-    """About the widths that `context_attention` chooses for one row of normal queries and keys, with the usual slopes.
+def normal_widths(size: ContextSize, *, score_std: float = 1.0, seed: int = 0, most_tokens: int = 2**17) -> list[int]:
+    """About the width of each key head that `context_attention` chooses for a row of normal queries and keys.
 
-    They are a little wider, because the largest norm of a key is here that of all shards.
+    Heads have the usual slopes, and scores before the bias this standard deviation. The widths are a little wider than
+    those of `context_attention`, because the largest norm of a key is here that of all shards.
 
-    Args:
-        size: Of the layer. batch_size and bytes_per_element do not matter.
-        score_std: Standard deviation of the scores before the bias. Larger scores reach farther.
-        seed: Seed of the queries and keys.
-        most_tokens: Longer rows get the widths of a row of so many tokens, because more tokens change them little. A
-            head that reaches all of these is taken to reach all tokens.
-
-    Returns:
-        One width for each key head.
+    Longer rows than `most_tokens` get the widths of a row of so many tokens, because more tokens change them little. A
+    head that reaches all of these is taken to reach all tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     group = size.heads // size.key_heads
@@ -148,7 +127,7 @@ def normal_widths(
         largest = torch.stack([norm for norm, _ in shards]).amax(0)
         needed = max(float(width_for(queries.distance(largest)).max()) for _, queries in shards)
         widths.append(rounded_up(min(needed, everything)))
-    return [(size.ranks - 1) * size.shard_length if width >= everything else width for width in widths]
+    return [size.length - size.shard_length if width >= everything else width for width in widths]
 
 
 @dataclass(frozen=True)
@@ -156,17 +135,13 @@ class Exchanges:
     """The bytes that the ranks receive for a layer whose halo has these widths, one for each key head."""
 
     size: ContextSize
-    widths: tuple[int, ...]
+    widths: list[int]
 
     def volumes(self) -> dict[str, Volume | str]:
         """By name of the parallelism: the volume, or why the ranks cannot do it."""
         size = self.size
-        return {
-            RING: size.ring(),
-            ALL_GATHER: size.all_gather(),
-            ULYSSES: size.ulysses(),
-            HALO: size.halo(self.widths),
-        }
+        volumes = size.ring(), size.all_gather(), size.ulysses(), size.halo(self.widths)
+        return dict(zip((RING, ALL_GATHER, ULYSSES, HALO), volumes, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the size, the widths, and the bytes of each parallelism, or why it is not possible."""
@@ -174,7 +149,7 @@ class Exchanges:
             name: {"not_possible": volume} if isinstance(volume, str) else volume._asdict()
             for name, volume in self.volumes().items()
         }
-        return {**asdict(self.size), "halo_widths": list(self.widths), "bytes_received": volumes}
+        return {**asdict(self.size), "halo_widths": self.widths, "bytes_received": volumes}
 
     def table(self) -> str:
         size, ring = self.size, self.size.ring()

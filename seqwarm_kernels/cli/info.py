@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..utils.switches import SWITCHES, switches
+from ..utils.switches import SWITCHES, switch
 from .common import Result, usage_errors
 
 HELP = "show versions, devices, and the available backends"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
-        switches()
+        list(map(switch, SWITCHES))
     info = collect_info()
     return Result(info, "\n".join(_lines(info)))
 
@@ -43,7 +43,12 @@ def collect_info() -> dict[str, Any]:
 
     from ..ops import backends
 
-    triton, triton_problem = _triton_version()
+    try:
+        triton, triton_problem = importlib.import_module("triton").__version__, None
+    except ImportError as error:
+        triton, triton_problem = None, str(error)
+    if triton_problem is None and torch.cuda.device_count():
+        triton_problem = launcher_problem()
     problem = backends.problem("native")
     return {
         "python": platform.python_version(),
@@ -54,19 +59,17 @@ def collect_info() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "triton": triton,
-        "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
+        "triton_problem": triton_problem,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "kernels": None if problem else backends.kernels.build_info(),
         "kernels_problem": problem,
         "short_calls_problem": backends.kernels.module_problem,
         "bfloat16_instructions": backends.kernels.bfloat16_instructions(),
-        "switches": switches(),
+        "switches": {name: switch(name) for name in SWITCHES},
         "backends": {
             operator: {
-                device_type: {
-                    backend: backends.why_not(operator, backend, device_type) for backend in backends.BACKENDS
-                }
-                for device_type in backends.DEVICE_TYPES
+                device: {backend: backends.why_not(operator, backend, device) for backend in backends.BACKENDS}
+                for device in backends.DEVICE_TYPES
             }
             for operator in backends.operators()
         },
@@ -87,13 +90,6 @@ def cpu_name() -> str:
 
 def _printed(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
-
-
-def _triton_version() -> tuple[str | None, str | None]:
-    try:
-        return importlib.import_module("triton").__version__, None
-    except ImportError as error:
-        return None, str(error)
 
 
 def launcher_problem() -> str | None:
@@ -125,10 +121,9 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
         yield line("short calls", "yes" if problem is None else f"no, calls take some 25 µs longer: {problem}")
         yield line("bfloat16", f"multiplied by {info['bfloat16_instructions'] or 'float32 instructions'} on CPUs")
     for name, choice in info["switches"].items():
-        yield f"{name} {choice} ({SWITCHES[name].purpose})"
+        yield f"{name} {choice} ({SWITCHES[name]})"
     for operator, device_types in info["backends"].items():
-        yield ""
-        yield operator
+        yield f"\n{operator}"
         for device_type, problems in device_types.items():
             if device_type == "cuda" and info["torch_cuda"] is None and not info["gpus"]:
                 continue  # "CUDA of torch: none" has said it

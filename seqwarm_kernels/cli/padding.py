@@ -10,12 +10,8 @@ from .common import Result, add_figure, usage_errors
 HELP = "compare the padding of several ways of batching, on your text or data set"
 EXAMPLES = """\
 examples:
-  seqwarm padding --text my_corpus/
-  seqwarm padding --text a.txt b.txt.gz --items paragraph --tokenizer bpe
-  seqwarm padding --text my_corpus/ --figure padding.png
-  seqwarm padding --text my_corpus/ --max-tokens 8192 --json
+  seqwarm padding --text my_corpus/ --items paragraph --figure padding.png
   seqwarm padding --data train.bin --end-token 50256
-  seqwarm padding --data my_mds_folder/ --column tokens
   seqwarm padding --data s3://bucket/folder/ --column input_ids
 """
 
@@ -41,12 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data("--start-token", type=int, metavar="N", help="or the token at the start, required without an end token")
     data("--document-ends", nargs="+", metavar="FILE", help="or a .npy file of ends for each, required without a token")
     data("--dtype", metavar="NAME", help="dtype of a token, default: the header's, else uint16")
-    data("--index-folder", metavar="FOLDER", help="folder of the positions of documents, default: beside each file")
-    data(
-        "--column",
-        metavar="NAME",
-        help="column of MDS shards, default: tokens; of Parquet files, default: the only one",
-    )
+    data("--index-folder", metavar="FOLDER", help="folder of the lengths of documents, default: beside each file")
+    column_help = "column of MDS shards, default: tokens; of Parquet files, default: the only one"
+    data("--column", metavar="NAME", help=column_help)
     data("--length-column", metavar="NAME", help="column of lengths, default: of count_lengths, or of lists of tokens")
     budget = parser.add_argument_group("batches with a token budget").add_argument
     budget("--max-tokens", type=int, default=16_384, metavar="N", help="tokens per batch, with padding")
@@ -59,10 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
         from ..data import padding
-        from ..utils.checks import check_matplotlib
 
-        if arguments.figure is not None:
-            check_matplotlib()  # before the tokens are counted
         names = ("batch_size", "max_tokens", "window", "seed")
         settings = {name: getattr(arguments, name) for name in names}
         lengths, token_kind, facts, about = _measured(arguments)

@@ -19,7 +19,6 @@ embeddings. The default sizes are those of GPT-2 small.
 examples:
   seqwarm plan --duration 3000
   seqwarm plan --duration 60000000 --unit token --figure plan.png
-  seqwarm plan --duration 3000 --layers 24 --hidden-size 1024 --json
   seqwarm plan --duration 3000 --max-seq-length 131072 --batch-size 1 --ranks 4
 """
 
@@ -57,7 +56,6 @@ def run(arguments: argparse.Namespace) -> Result:
     with usage_errors():
         from ..schedule.scheduler import SequenceLengthScheduler
         from ..utils.figures import write_figure
-        from .plan_report import plan_figure, table
         from .schedule_plan import ModelSize, plan_schedule
 
         scheduler = SequenceLengthScheduler(
@@ -81,10 +79,10 @@ def run(arguments: argparse.Namespace) -> Result:
             file=standard_error(),
         )
     if arguments.figure is not None:
-        write_figure(lambda: plan_figure(plan), arguments.figure)
+        write_figure(plan.figure, arguments.figure)
     if exchanges is None:
-        return Result(plan.to_json(), table(plan))
-    return Result({**plan.to_json(), "exchanges": exchanges.to_json()}, f"{table(plan)}\n\n{exchanges.table()}")
+        return Result(plan.to_json(), plan.table())
+    return Result({**plan.to_json(), "exchanges": exchanges.to_json()}, f"{plan.table()}\n\n{exchanges.table()}")
 
 
 def _exchanges(arguments: argparse.Namespace) -> Exchanges:
@@ -95,11 +93,11 @@ def _exchanges(arguments: argparse.Namespace) -> Exchanges:
     if arguments.head_dim is None and hidden_size % heads:
         raise ValueError(f"--heads must divide --hidden-size {hidden_size} without --head-dim, got {heads}")
     size = ContextSize(
-        heads=heads,
-        key_heads=arguments.key_heads or heads,
-        head_dim=arguments.head_dim or hidden_size // heads,
-        length=arguments.max_seq_length,
-        ranks=arguments.ranks,
-        batch_size=arguments.batch_size,
+        heads,
+        arguments.key_heads or heads,
+        arguments.head_dim or hidden_size // heads,
+        arguments.max_seq_length,
+        arguments.ranks,
+        arguments.batch_size,
     )
-    return Exchanges(size, tuple(normal_widths(size, score_std=arguments.score_std)))
+    return Exchanges(size, normal_widths(size, score_std=arguments.score_std))

@@ -24,7 +24,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:  # imported by the functions, so that help is quick
-    from ..demo.tuning_trial import DemoTrial
+    from ..demo.training import DemoTrial
     from ..tuning.result import Search
 
 HELP = "find a schedule that trains stably, by short trials"
@@ -33,7 +33,6 @@ Without --trial it trains the GPT of the demo, whose unit is the token.
 
 examples:
   seqwarm tune --text my_corpus/ --folder tuning --figure tuning.png
-  seqwarm tune --steps 120 --seq-length 128 --layers 2 --width 64
   seqwarm tune --trial my_package.my_module:run_trial --seq-length 1024 \\
       --learning-rate-warmup 1000 --durations 5000 10000 15000 20000
 """
@@ -75,11 +74,7 @@ def run(arguments: argparse.Namespace) -> Result:
     from ..tuning import NoStableSchedule
     from ..tuning.configuration import SearchConfiguration
     from ..tuning.tune_schedule import open_records, run_search
-    from ..utils.checks import check_matplotlib
 
-    if arguments.figure is not None:
-        check_matplotlib()  # these two before the work, whose result is printed after the figure
-        arguments.figure.parent.mkdir(parents=True, exist_ok=True)
     with usage_errors():
         trial = None if arguments.trial else _demo_trial(arguments)
         configuration = SearchConfiguration(
@@ -92,10 +87,9 @@ def run(arguments: argparse.Namespace) -> Result:
             seed=arguments.seed,
         )
         records = open_records(arguments.folder, configuration)
-    found: Search
     try:
         run_trial = trial or _load_function(arguments.trial)
-        found = run_search(configuration, run_trial, records, progress=standard_error().isatty())
+        found: Search = run_search(configuration, run_trial, records, progress=standard_error().isatty())
     except NoStableSchedule as nothing:
         found = nothing.search
     except KeyboardInterrupt:
@@ -110,7 +104,7 @@ def run(arguments: argparse.Namespace) -> Result:
 
 def _demo_trial(arguments: argparse.Namespace) -> DemoTrial:
     from ..demo.text import read_corpus
-    from ..demo.tuning_trial import DemoTrial
+    from ..demo.training import DemoTrial
 
     settings = training_settings(arguments)
     return DemoTrial(settings, read_corpus(arguments.text, settings.seq_length))
@@ -122,7 +116,7 @@ def _options(arguments: argparse.Namespace, trial: DemoTrial | None) -> dict[str
         if arguments.learning_rate_warmup is not None:
             raise ValueError("--learning-rate-warmup needs --trial: that of the demo's GPT is 5% of its tokens")
         options = trial.search_options(arguments.multiples)
-        return options | ({"durations": tuple(arguments.durations)} if arguments.durations else {})
+        return {**options, "durations": tuple(arguments.durations or options["durations"])}
     if arguments.seq_length is None or arguments.learning_rate_warmup is None:
         raise ValueError("--trial needs --seq-length and --learning-rate-warmup")
     for name in ("text", "device", *(name for name, *_ in TRAINING if name != "seq_length")):

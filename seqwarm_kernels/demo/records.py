@@ -40,10 +40,8 @@ def first_reaches(records: Sequence[Record], loss: float) -> Crossing | None:
     for before, after in pairwise(records):
         if after.validation_loss <= loss:
             share = (before.validation_loss - loss) / (before.validation_loss - after.validation_loss)
-            return Crossing(
-                seconds=before.seconds + share * (after.seconds - before.seconds),
-                tokens=before.tokens + share * (after.tokens - before.tokens),
-            )
+            seconds = before.seconds + share * (after.seconds - before.seconds)
+            return Crossing(seconds, before.tokens + share * (after.tokens - before.tokens))
     return None
 
 
@@ -55,47 +53,35 @@ def full_length_speed(records: Sequence[Record]) -> float | None:
     return sum(after.tokens - before.tokens for before, after in pairs) / seconds if seconds else None
 
 
-@dataclass(frozen=True)
 class Comparison:
     """Both finished runs, measured against the baseline's final loss."""
 
-    baseline: list[Record]
-    warmup: list[Record]
+    def __init__(self, baseline: Sequence[Record], warmup: Sequence[Record]) -> None:
+        self.baseline, self.warmup = baseline, warmup
+        self.target = baseline[-1].validation_loss
+        #: Before the baseline's end if its loss rose again: the same rule for both runs.
+        self.baseline_crossing = first_reaches(baseline, self.target)
+        self.warmup_crossing = first_reaches(warmup, self.target)
 
     @staticmethod
     def of(records: Sequence[Record]) -> Comparison:
-        baseline, warmup = ([record for record in records if record.run == run] for run in RUNS)
-        return Comparison(baseline, warmup)
-
-    @property
-    def target(self) -> float:
-        return self.baseline[-1].validation_loss
-
-    @property
-    def baseline_crossing(self) -> Crossing:
-        """The crossing of the baseline itself, before its end if its loss rose again: the same rule for both runs."""
-        crossing = first_reaches(self.baseline, self.target)
-        assert crossing is not None  # the last record is at the target
-        return crossing
-
-    @property
-    def warmup_crossing(self) -> Crossing | None:
-        return first_reaches(self.warmup, self.target)
+        return Comparison(*([record for record in records if record.run == run] for run in RUNS))
 
     def headline(self) -> str:
         """Returns the result in a sentence."""
         ours, theirs = self.warmup_crossing, self.baseline_crossing
+        assert theirs is not None  # its last record is at the target
         if ours is None:
             return (
                 f"Sequence-length warmup did not reach the baseline's final validation loss of {self.target:.4f}: "
                 f"it ended at {self.warmup[-1].validation_loss:.4f} after as many tokens."
             )
-        tokens = f"{ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M"
-        seconds = f"{ours.seconds:.1f} s instead of {theirs.seconds:.1f} s"
         return (
             f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}: "
-            f"{_sooner(ours.tokens, theirs.tokens)} in tokens ({tokens}), "
-            f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})."
+            f"{_sooner(ours.tokens, theirs.tokens)} in tokens "
+            f"({ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M), "
+            f"{_sooner(ours.seconds, theirs.seconds)} in seconds "
+            f"({ours.seconds:.1f} s instead of {theirs.seconds:.1f} s)."
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..utils.figures import FULL_LENGTH, WITH_WARMUP, ink, name_lines, new_figure, plot_run, write_figure
 from ..utils.report_page import how_it_was_made, table, write_page
 from ..utils.run_folder import RunFolder
-from .records import BASELINE, WARMUP, Comparison, Crossing, Record, full_length_speed
+from .records import BASELINE, WARMUP, Comparison, first_reaches, full_length_speed
 from .settings import Settings
 from .text import Corpus
 from .training import METRICS, make_scheduler
@@ -47,30 +47,28 @@ def report_text(folder: RunFolder, comparison: Comparison) -> str:
 
 def result_as_json(folder: RunFolder, settings: Settings, comparison: Comparison) -> dict[str, Any]:
     """Plain values: settings, crossings of the baseline's final loss, and all evaluations."""
-    crossing = comparison.warmup_crossing
+    reached = comparison.baseline_crossing, comparison.warmup_crossing
+    of_baseline, of_warmup = (None if crossing is None else asdict(crossing) for crossing in reached)
     return {
         "report": str(folder.path),
         "headline": comparison.headline(),
         "target_loss": comparison.target,
-        "baseline_reached": asdict(comparison.baseline_crossing),
-        "warmup_reached": None if crossing is None else asdict(crossing),
+        "baseline_reached": of_baseline,
+        "warmup_reached": of_warmup,
         "settings": asdict(settings),
-        "records": [asdict(record) for record in comparison.baseline + comparison.warmup],
+        "records": [asdict(record) for record in (*comparison.baseline, *comparison.warmup)],
     }
 
 
 def result_table(comparison: Comparison) -> str:
-    reached = f"reached {comparison.target:.4f} after"
-    head = ["run", "final validation loss", "steps", "tokens", "seconds", "tokens/s at full length", reached]
-    runs = (comparison.baseline, comparison.baseline_crossing), (comparison.warmup, comparison.warmup_crossing)
-    return table(head, [_result_row(records, crossing) for records, crossing in runs])
-
-
-def _result_row(records: list[Record], crossing: Crossing | None) -> list[str]:
-    last, speed = records[-1], full_length_speed(records)
-    reached = "not" if crossing is None else f"{crossing.seconds:.1f} s, {crossing.tokens / 1e6:.2f} M tokens"
-    numbers = [f"{last.validation_loss:.4f}", f"{last.step:,}", f"{last.tokens:,}", f"{last.seconds:.1f}"]
-    return [LABELS[last.run], *numbers, "-" if speed is None else f"{speed:,.0f}", reached]
+    head = ["run", "final validation loss", "steps", "tokens", "seconds", "tokens/s at full length"]
+    rows = []
+    for records in (comparison.baseline, comparison.warmup):
+        last, speed, crossing = records[-1], full_length_speed(records), first_reaches(records, comparison.target)
+        numbers = [f"{last.validation_loss:.4f}", f"{last.step:,}", f"{last.tokens:,}", f"{last.seconds:.1f}"]
+        reached = "not" if crossing is None else f"{crossing.seconds:.1f} s, {crossing.tokens / 1e6:.2f} M tokens"
+        rows.append([LABELS[last.run], *numbers, "-" if speed is None else f"{speed:,.0f}", reached])
+    return table([*head, f"reached {comparison.target:.4f} after"], rows)
 
 
 def _explanation(settings: Settings) -> str:
@@ -93,7 +91,10 @@ def progress_figure(comparison: Comparison, settings: Settings) -> Figure:
     for records in (comparison.baseline, comparison.warmup):
         tokens = [each.tokens / 1e6 for each in records]
         plot_run(losses, LABELS[records[0].run], tokens, [each.validation_loss for each in records])
-    losses.set_ylim(_loss_limits(comparison))
+    first = FIRST_SHOWN_SHARE * comparison.baseline[-1].tokens
+    shown = [each.validation_loss for each in (*comparison.baseline, *comparison.warmup) if each.tokens >= first]
+    margin = 0.12 * (max(shown) - min(shown) or 1)
+    losses.set_ylim(min(shown) - margin, max(shown) + margin)
     losses.set_ylabel("validation loss at the full length\n(nats per byte)")
     losses.axhline(comparison.target, color=ink(), linestyle=":", label="final loss at the full length")
     _mark_crossings(losses, comparison)
@@ -102,17 +103,6 @@ def progress_figure(comparison: Comparison, settings: Settings) -> Figure:
     name_lines(figure)
     figure.suptitle(f"A small GPT with and without sequence-length warmup, seed {settings.seed} (lower is better)")
     return figure
-
-
-def _loss_limits(comparison: Comparison) -> tuple[float, float]:
-    """Limits of the axis of losses, without the first evaluations."""
-    tail = [
-        record.validation_loss
-        for record in comparison.baseline + comparison.warmup
-        if record.tokens >= FIRST_SHOWN_SHARE * comparison.baseline[-1].tokens
-    ]
-    margin = 0.12 * (max(tail) - min(tail) or 1)
-    return min(tail) - margin, max(tail) + margin
 
 
 def _mark_crossings(axes: Axes, comparison: Comparison) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,6 @@ class Settings:
     @property
     def length_step_size(self) -> int:
         return max(8, self.seq_length // 256 * 8)
-
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        import torch
-
-        return torch.bfloat16 if self.device.startswith("cuda") else None
 
     def evaluation_points(self) -> list[int]:
         """Numbers of tokens after which both runs are evaluated, from 0 to all, at least one step apart."""

@@ -63,7 +63,8 @@ def read_corpus(paths: Sequence[str] | None, seq_length: int) -> Corpus:
             raise ValueError(
                 f"text must have more than {seq_length} bytes for {part}, got {len(content)} from {source}"
             )
-    return Corpus(_as_tensor(training), _as_tensor(validation), source)
+    parts = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in (training, validation)]
+    return Corpus(parts[0], parts[1], source)
 
 
 def standard_library() -> list[TextFile]:
@@ -95,8 +96,8 @@ def split(files: list[TextFile]) -> tuple[bytes, bytes]:
             chosen.append(file)
             budget -= len(file.content)
     chosen = chosen or [min(shuffled, key=lambda file: len(file.content))]
-    rest = [file for file in shuffled if file not in chosen]
-    return _joined(rest), _joined(chosen)
+    rest = _SEPARATOR.join(file.content for file in shuffled if file not in chosen)
+    return rest, _SEPARATOR.join(file.content for file in chosen)
 
 
 def _user_files(paths: Sequence[str]) -> Iterator[TextFile]:
@@ -108,14 +109,6 @@ def _user_files(paths: Sequence[str]) -> Iterator[TextFile]:
             except UnicodeDecodeError:
                 raise ValueError(f"text must be UTF-8, got {path}") from None
             yield TextFile(path.relative_to(root if root.is_dir() else root.parent).as_posix(), content)
-
-
-def _joined(files: list[TextFile]) -> bytes:
-    return _SEPARATOR.join(file.content for file in files)
-
-
-def _as_tensor(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def training_batch(text: Tensor, seed: int, step: int, batch_size: int, seq_length: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Training and evaluation of one run, and of both runs with a checkpoint at every evaluation."""
+"""Training and evaluation of one run: one of both, with a checkpoint at every evaluation, or a trial of a search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ..allocator.report import AllocatorReport
 from ..allocator.warmup import warmup_allocator
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
+from ..tuning import Validation
 from ..utils.run_folder import RunFolder
 from .model import build_model, next_byte_loss
 from .records import RUNS, WARMUP, Record
@@ -25,6 +26,11 @@ from .text import Batch, Corpus, training_batch, validation_set
 
 GRADIENT_NORM = 1.0
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"  #: files of the folder
+
+#: Durations to try, in per cent of a run. Above 90, the full length would hardly be trained.
+_PERCENT = range(15, 91, 5)
+
+_VALIDATIONS = 12  #: in a trial, without the first one, which comes before any training
 
 
 def learning_rate(tokens: int, settings: Settings) -> float:
@@ -64,12 +70,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
         )
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else None  #: of autocast
         self.scheduler = scheduler
-        self.steps = 0
-        self.tokens = 0
+        self.steps = self.tokens = self.evaluations = 0
         self.seconds = 0.0
         self.last_seq_length = scheduler.seq_length
-        self.evaluations = 0
 
     def warm_allocator(self) -> AllocatorReport:
         """Takes the one-time costs, so that the measured seconds of neither run include them."""
@@ -79,7 +84,7 @@ class Trainer:
             example_batch=self._to_device(self._full_batch()),
             loss_fn=next_byte_loss,
             optimizer=self.optimizer,
-            autocast_dtype=self.settings.autocast_dtype,
+            autocast_dtype=self.dtype,
             max_grad_norm=GRADIENT_NORM,
             scheduler=self.scheduler,
         )
@@ -87,19 +92,10 @@ class Trainer:
     def train(self) -> Iterator[Record]:
         """Trains to the end, and yields a record at each evaluation. Save `state_dict` then."""
         for point in self.settings.evaluation_points()[self.evaluations :]:
-            train_loss = self._train_until(point)
-            validation_loss = self._evaluate()
+            losses = self._train_until(point), self._evaluate()
             self.evaluations += 1
-            yield Record(
-                run=self.run,
-                step=self.steps,
-                tokens=self.tokens,
-                seconds=self.seconds,
-                seq_length=self.last_seq_length,
-                learning_rate=learning_rate(self.tokens, self.settings),
-                train_loss=train_loss,
-                validation_loss=validation_loss,
-            )
+            rate = learning_rate(self.tokens, self.settings)
+            yield Record(self.run, self.steps, self.tokens, self.seconds, self.last_seq_length, rate, *losses)
 
     def _train_until(self, tokens: int) -> float | None:
         """Returns the mean loss of the tokens trained on, or None if there were none. Only this time is measured."""
@@ -136,13 +132,13 @@ class Trainer:
     def _evaluate(self) -> float:
         """Returns the mean validation loss at the full length, which both runs use."""
         self.model.eval()
-        parts = zip(*(tensor.split(self.settings.batch_size) for tensor in self.validation.values()), strict=True)
-        total = 0.0
-        for part in parts:
-            batch = self._to_device(dict(zip(self.validation, part, strict=True)))
+        total, (inputs, labels) = 0.0, (self.validation["input_ids"], self.validation["labels"])
+        for part in range(0, len(labels), self.settings.batch_size):
+            rows = slice(part, part + self.settings.batch_size)
+            batch = self._to_device({"input_ids": inputs[rows], "labels": labels[rows]})
             total += self._loss(batch).item() * len(batch["labels"])
         self.model.train()
-        return total / len(self.validation["labels"])
+        return total / len(labels)
 
     def _full_batch(self) -> Batch:
         settings = self.settings
@@ -152,8 +148,7 @@ class Trainer:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def _loss(self, batch: Batch) -> Tensor:
-        dtype = self.settings.autocast_dtype
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             return next_byte_loss(self.model(batch["input_ids"]), batch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,21 +157,22 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "counts": [self.steps, self.tokens, self.evaluations, self.last_seq_length],
-            "seconds": self.seconds,
+            "counts": [self.steps, self.tokens, self.evaluations, self.last_seq_length, self.seconds],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self.steps, self.tokens, self.evaluations, self.last_seq_length = state["counts"]
-        self.seconds = state["seconds"]
+        self.steps, self.tokens, self.evaluations, self.last_seq_length, self.seconds = state["counts"]
 
 
 def run_both(folder: RunFolder, settings: Settings, corpus: Corpus) -> list[Record]:
     """Trains both runs one after the other, from the folder's checkpoint on, and returns all evaluations."""
-    records, state = _load(folder)
+    records, state = [], None
+    if (folder.path / CHECKPOINT).exists():
+        stored = torch.load(folder.path / CHECKPOINT, map_location="cpu", weights_only=True)
+        records, state = [Record(**record) for record in stored["records"]], stored["trainer"]
     for run in RUNS:
         done = [record for record in records if record.run == run]
         if done and done[-1].tokens == settings.total_tokens:
@@ -190,15 +186,6 @@ def run_both(folder: RunFolder, settings: Settings, corpus: Corpus) -> list[Reco
             _save(folder, records, trainer.state_dict())
             print(_line(record), flush=True)
     return records
-
-
-def _load(folder: RunFolder) -> tuple[list[Record], dict[str, Any] | None]:
-    """All evaluations so far, and the state of the run of the last one; none before the first."""
-    path = folder.path / CHECKPOINT
-    if not path.exists():
-        return [], None
-    stored = torch.load(path, map_location="cpu", weights_only=True)
-    return [Record(**record) for record in stored["records"]], stored["trainer"]
 
 
 def _save(folder: RunFolder, records: list[Record], state: dict[str, Any]) -> None:
@@ -217,3 +204,36 @@ def _line(record: Record) -> str:
         f"length {record.seq_length:>5}  train loss {train_loss}  "
         f"validation loss {record.validation_loss:6.3f}"
     )
+
+
+@dataclass(frozen=True)
+class DemoTrial:
+    """Trials of a search, in the unit "token", with at most one validation for each step at the full length."""
+
+    settings: Settings
+    corpus: Corpus
+
+    def __call__(self, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
+        evaluations = -(-_VALIDATIONS * self.settings.total_tokens // end)
+        trainer = Trainer(WARMUP, replace(self.settings, evaluations=evaluations), self.corpus, scheduler)
+        for record in trainer.train():
+            perplexity = torch.tensor(record.validation_loss, dtype=torch.float64).exp().item()  # may be infinite
+            yield Validation(record.tokens, perplexity, record.tokens)
+
+    def search_options(self, multiples: float) -> dict[str, Any]:
+        """Options of `tune_schedule`. A whole run is at least as long as a trial.
+
+        Raises:
+            ValueError: a trial is longer than the run.
+        """
+        settings, total = self.settings, self.settings.total_tokens
+        warmup = round(settings.learning_rate_warmup * total)
+        if multiples * warmup > total:
+            raise ValueError(f"multiples must keep a trial within the run's {total:,} tokens, got {multiples:g}")
+        return {
+            "max_seq_length": settings.seq_length,
+            "learning_rate_warmup": warmup,
+            "unit": "token",
+            "durations": tuple(sorted({total * percent // 100 for percent in _PERCENT})),  # a short run has some twice
+            "settings": {**asdict(settings), "text_sha256": self.corpus.fingerprint()},
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from tqdm import tqdm
@@ -36,10 +37,13 @@ def devices() -> list[str]:
 
 def check_backends(names: Collection[str]) -> Iterator[CheckedBackend]:
     """Check the named backends where they run."""
-    for operator, device, backend, dtype in tqdm(
-        list(_served(names)), desc="comparing", leave=False, file=standard_error()
-    ):
-        yield check_backend(operator, device, backend, dtype)
+    served = [
+        (operator, device, backend, dtype)
+        for operator, device, backend, dtype in product(CALLS, devices(), names, _DTYPES)
+        if backends.why_not(operator, backend, device, dtype) is None
+    ]
+    for where in tqdm(served, desc="comparing", leave=False, file=standard_error()):
+        yield check_backend(*where)
 
 
 def expected_backends() -> list[str]:
@@ -56,15 +60,6 @@ def missing_backends(names: Collection[str]) -> dict[str, str]:
             if all(reasons):
                 missing.setdefault(backend, str(reasons[-1]))
     return missing
-
-
-def _served(names: Collection[str]) -> Iterator[tuple[str, str, str, torch.dtype]]:
-    for operator in CALLS:
-        for device in devices():
-            for backend in names:
-                for dtype in _DTYPES:
-                    if backends.why_not(operator, backend, device, dtype) is None:
-                        yield operator, device, backend, dtype
 
 
 def check_backend(operator: str, device: str, backend: str, dtype: torch.dtype) -> CheckedBackend:

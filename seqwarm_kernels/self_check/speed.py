@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,52 +17,39 @@ from ..resizing.functional import resize_batch
 from ..utils.progress import standard_error
 
 SIZES = ((8, 128), (4, 512), (2, 1024))  #: batch size and length
-IMPLEMENTATIONS = ("seqwarm_kernels", "SDPA, bias as mask", "eager", "copy")
 _HEADS, _HEAD_DIM = 8, 64
 _SECONDS = 0.1  # of each measurement, after a warm-up
 
 
-@dataclass(frozen=True)
-class TimedCase:
-    case: str
-    milliseconds: dict[str, float]  #: the median, by implementation
-
-
-def time_all() -> Iterator[TimedCase]:
-    """Times on the GPU in bfloat16 where there is one, else on the CPU in float32."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def time_all() -> Iterator[dict[str, Any]]:
+    """Times on the GPU in bfloat16 where there is one, else on the CPU in float32: medians by implementation."""
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     for batch_size, length in tqdm(SIZES, desc="timing", leave=False, file=standard_error()):
-        yield from time_attention(batch_size, length, device)
+        yield from time_attention(batch_size, length, device, dtype)
         yield time_resizing(batch_size, length, device)
 
 
-def time_attention(batch_size: int, length: int, device: str) -> Iterator[TimedCase]:
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+def time_attention(batch_size: int, length: int, device: str, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     shape = batch_size, _HEADS, length, _HEAD_DIM
     tensors = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
     query, key, value = tensors
     slopes = alibi_slopes(_HEADS, device=device)
     bias = alibi_bias(slopes, length, length).to(dtype)[None]
-
     attends: dict[str, Callable[[], Tensor]] = {
         "seqwarm_kernels": lambda: alibi_attention(query, key, value, slopes),
         "SDPA, bias as mask": lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=bias),
         "eager": lambda: (query @ key.mT * _HEAD_DIM**-0.5 + bias).softmax(-1) @ value,
-        "copy": lambda: torch.stack(tensors),
     }
-    with torch.no_grad():
-        times = {name: _milliseconds(attend) for name, attend in attends.items()}
     what = f"attention, {batch_size} x {_HEADS} x {length} x {_HEAD_DIM}, {str(dtype).removeprefix('torch.')}"
-    yield TimedCase(f"{what}, forward", times)
-    del attends["copy"]
-    times = {
-        name: _milliseconds(lambda attend=attend: torch.autograd.grad(attend().sum(), tensors))  # type: ignore[misc]
-        for name, attend in attends.items()
+    with torch.no_grad():
+        yield _timed(f"{what}, forward", {**attends, "copy": lambda: torch.stack(tensors)})
+    backward = {
+        name: lambda attend=attend: torch.autograd.grad(attend().sum(), tensors) for name, attend in attends.items()
     }
-    yield TimedCase(f"{what}, with backward", times)
+    yield _timed(f"{what}, with backward", backward)
 
 
-def time_resizing(batch_size: int, length: int, device: str) -> TimedCase:
+def time_resizing(batch_size: int, length: int, device: str) -> dict[str, Any]:
     """Three tensors, cut to half of their length."""
     tensors = [torch.zeros(batch_size, length, dtype=torch.long, device=device) for _ in range(3)]
     batch = dict(zip("abc", tensors, strict=True))
@@ -71,10 +58,12 @@ def time_resizing(batch_size: int, length: int, device: str) -> TimedCase:
         "eager": lambda: [tensor[:, : length // 2].contiguous() for tensor in tensors],
         "copy": lambda: torch.stack(tensors),
     }
-    times = {name: _milliseconds(call) for name, call in calls.items()}
-    return TimedCase(f"resize_batch, 3 x {batch_size} x {length} to {length // 2}, int64", times)
+    return _timed(f"resize_batch, 3 x {batch_size} x {length} to {length // 2}, int64", calls)
 
 
-def _milliseconds(call: Callable[[], object]) -> float:
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    return 1e3 * timer.blocked_autorange(min_run_time=_SECONDS).median
+def _timed(case: str, calls: Mapping[str, Callable[..., object]]) -> dict[str, Any]:
+    def milliseconds(call: Callable[..., object]) -> float:
+        timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        return 1e3 * timer.blocked_autorange(min_run_time=_SECONDS).median
+
+    return {"case": case, "milliseconds": {name: milliseconds(call) for name, call in calls.items()}}

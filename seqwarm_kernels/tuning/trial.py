@@ -116,10 +116,11 @@ class Trial:
             )
 
     def replayed(self, entries: Iterable[Mapping[str, Any]]) -> Trial:
-        """The trial with the validations of an earlier one, as `to_json` has them."""
+        """The trial with the validations of a finished one, as `to_json` has them."""
         trial = self
         for entry in entries:
             trial = trial.then(Validation(entry["progress"], entry["perplexity"], entry["tokens"]))
+        trial.check_finished()
         return trial
 
     def to_json(self) -> dict[str, Any]:

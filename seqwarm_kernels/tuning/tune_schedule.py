@@ -142,7 +142,12 @@ def _finish(
     """The recorded trial, or the trial after a run from the beginning."""
     name = f"trial_min{trial.min_seq_length}_duration{trial.duration}.json"
     if records is not None and (records.path / name).exists():
-        return _recorded(trial, records, name)
+        entries = records.read_json(name)
+        try:
+            return trial.replayed(entries["validations"])
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"{records.path / name} cannot be read: {error!r}; delete it to run the trial again"
+            raise ValueError(problem) from error
     scheduler = configuration.scheduler(trial.min_seq_length, trial.duration)
     with tqdm(
         desc=f"trial {number}: {trial.label}",
@@ -160,15 +165,4 @@ def _finish(
         trial = run(trial, run_trial, scheduler, configuration.seed, on_validation)
     if records is not None:
         records.write_json(name, trial.to_json())
-    return trial
-
-
-def _recorded(trial: Trial, records: RunFolder, name: str) -> Trial:
-    entries = records.read_json(name)
-    try:
-        trial = trial.replayed(entries["validations"])
-        trial.check_finished()
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"{records.path / name} cannot be read: {error!r}; delete it to run the trial again"
-        raise ValueError(problem) from error
     return trial

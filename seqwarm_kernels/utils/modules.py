@@ -107,7 +107,8 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
     parameters = list(forward_parameters(model))
     first_layer = next((module for module in model.modules() if not list(module.children())), None)
     config = getattr(unwrapped(model), "config", None)
-    vocabulary = _vocabulary_of(config) if "input_ids" in parameters else None
+    text = getattr(config, "text_config", None) or config  # a text model may have a config of its own
+    vocabulary = getattr(text, "vocab_size", None) if "input_ids" in parameters else None
     if vocabulary is None and isinstance(first_layer, nn.Embedding):
         return {parameters[0]: torch.randint(first_layer.num_embeddings, (batch_size, length), device=device)}
     if vocabulary is None:
@@ -118,8 +119,8 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
     input_ids = torch.randint(vocabulary, (batch_size, length), device=device)
     placeholders = _placeholders(config)
     if placeholders:
-        text = next(token for token in range(vocabulary) if token not in placeholders)
-        input_ids[_is_placeholder(input_ids, placeholders)] = text
+        word = next(token for token in range(vocabulary) if token not in placeholders)
+        input_ids[_is_placeholder(input_ids, placeholders)] = word
     batch = {"input_ids": input_ids}
     if "attention_mask" in parameters:
         batch["attention_mask"] = torch.ones_like(input_ids)
@@ -128,22 +129,11 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
         batch["labels"] = input_ids
     elif "decoder_input_ids" in parameters:
         batch["decoder_input_ids"] = input_ids
-    image_size = _image_size_of(config)
-    if "pixel_values" in parameters and image_size is not None and not placeholders:
-        batch["pixel_values"] = torch.randn(batch_size, *image_size, device=device)
-    return batch
-
-
-def _vocabulary_of(config: Any) -> int | None:
-    """Vocabulary size of the text model, which may have a config of its own."""
-    text = getattr(config, "text_config", None) or config
-    return getattr(text, "vocab_size", None)
-
-
-def _image_size_of(config: Any) -> tuple[int, int, int] | None:
     vision = getattr(config, "vision_config", None)
     size, channels = getattr(vision, "image_size", None), getattr(vision, "num_channels", 3)
-    return (channels, size, size) if isinstance(size, int) else None
+    if "pixel_values" in parameters and isinstance(size, int) and not placeholders:
+        batch["pixel_values"] = torch.randn(batch_size, channels, size, size, device=device)
+    return batch
 
 
 def _placeholders(config: Any) -> list[int]:

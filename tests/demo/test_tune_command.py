@@ -9,8 +9,7 @@ import pytest
 from seqwarm_kernels import SequenceLengthScheduler, cli
 from seqwarm_kernels.demo.settings import settings_for
 from seqwarm_kernels.demo.text import read_corpus
-from seqwarm_kernels.demo.training import Trainer
-from seqwarm_kernels.demo.tuning_trial import DemoTrial
+from seqwarm_kernels.demo.training import DemoTrial, Trainer
 
 TRIAL = """
 from seqwarm_kernels.tuning import Validation

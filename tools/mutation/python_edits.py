@@ -12,32 +12,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-_COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE),
-    ast.LtE: (ast.Lt, ast.Gt),
-    ast.Gt: (ast.GtE, ast.LtE),
-    ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-}
-_ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult,
-    ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.BitXor: ast.BitAnd,
-}
+#: By the name of a node, those that take its place.
+_COMPARISONS = {"Lt": "LtE GtE", "LtE": "Lt Gt", "Gt": "GtE LtE", "GtE": "Gt Lt", "Eq": "NotEq", "NotEq": "Eq"}
+_COMPARISONS |= {"Is": "IsNot", "IsNot": "Is", "In": "NotIn", "NotIn": "In"}
+_ARITHMETIC = {"Add": "Sub", "Sub": "Add", "Mult": "Add", "Div": "Mult", "FloorDiv": "Mult", "Mod": "FloorDiv"}
+_ARITHMETIC |= {"Pow": "Mult", "LShift": "RShift", "RShift": "LShift"}
+_ARITHMETIC |= {"BitAnd": "BitOr", "BitOr": "BitAnd", "BitXor": "BitAnd"}
 _FUNCTIONS = {"min": "max", "minimum": "maximum", "floor": "ceil", "any": "all"}
 _FUNCTIONS |= {other: name for name, other in _FUNCTIONS.items()}
 
@@ -87,10 +67,11 @@ def _changes(node: Any) -> Iterator[Change]:
     match node:
         case ast.Compare(ops=operators):
             for place, operator in enumerate(operators):
-                for comparison in _COMPARISONS[type(operator)]:
-                    yield "comparison", node, _with(node, ops=_replaced(operators, place, comparison()))
-        case ast.BinOp(op=operator) if type(operator) in _ARITHMETIC:
-            yield "arithmetic", node, _with(node, op=_ARITHMETIC[type(operator)]())
+                for comparison in _others(_COMPARISONS, operator):
+                    yield "comparison", node, _with(node, ops=_replaced(operators, place, comparison))
+        case ast.BinOp(op=operator):
+            for arithmetic in _others(_ARITHMETIC, operator):
+                yield "arithmetic", node, _with(node, op=arithmetic)
         case ast.BoolOp(op=operator):
             yield "boolean", node, _with(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And())
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert(), operand=operand):
@@ -105,8 +86,8 @@ def _changes(node: Any) -> Iterator[Change]:
                     yield "keyword", node, _with(node, keywords=_replaced(keywords, place))
         case ast.AugAssign(op=operator):
             yield "deletion", node, ast.Pass()
-            if type(operator) in _ARITHMETIC:
-                yield "arithmetic", node, _with(node, op=_ARITHMETIC[type(operator)]())
+            for arithmetic in _others(_ARITHMETIC, operator):
+                yield "arithmetic", node, _with(node, op=arithmetic)
         case ast.Expr() | ast.Delete() | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield "deletion", node, ast.Pass()
         case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
@@ -120,6 +101,10 @@ def _changes(node: Any) -> Iterator[Change]:
         case ast.comprehension(ifs=conditions):
             for condition in conditions:
                 yield from _negated(condition)
+
+
+def _others(table: dict[str, str], operator: ast.AST) -> list[ast.AST]:
+    return [getattr(ast, name)() for name in table.get(type(operator).__name__, "").split()]
 
 
 def _negated(condition: ast.expr) -> Iterator[Change]:
