@@ -7,9 +7,6 @@ from contextlib import suppress
 # depend on earlier runs on this machine.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
-# No test cuts the power, and a wait for the disk takes as long as many tests.
-os.fsync = lambda descriptor: None
-
 import pytest
 import torch
 from hypothesis import Phase, settings
@@ -24,6 +21,9 @@ if not HAS_GPU:
         patch_the_language_once()
         poison_masked_loads()
         check_accesses()
+
+# No test cuts the power, and a wait for the disk takes as long as many tests.
+os.fsync = lambda descriptor: None
 
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.register_profile("exhaustive", settings.get_profile("default"), derandomize=False, max_examples=1000)
