@@ -132,19 +132,19 @@ def page_row(full, causal):
 AMD_LIMIT = 64 * 1024  # bytes of shared memory on gfx942, of which gfx950 has 160 KiB
 
 
-@pytest.mark.slow
-def test_kernels_for_amd_spill_nothing():
-    check_all_amd(compile_all(["gfx942"], 64, "--variants", "causal", "full"))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
-def test_every_kernel_for_amd_spills_nothing(head_dim, chip):
-    check_all_amd(compile_all([chip], head_dim))
-
-
-def check_all_amd(reports):
+@pytest.mark.parametrize(
+    ("chip", "head_dim", "options"),
+    [
+        pytest.param("gfx942", 64, ("--variants", "causal", "full"), marks=pytest.mark.slow),
+        *(
+            pytest.param(chip, head_dim, (), marks=pytest.mark.exhaustive)
+            for chip in ("gfx942", "gfx950")
+            for head_dim in (16, 32, 64, 128, 256)
+        ),
+    ],
+)
+def test_kernels_for_amd_spill_nothing(chip, head_dim, options):
+    reports = compile_all([chip], head_dim, *options)
     others = {"decode", "merge", "norms", "backward_ranges"}
     assert {report["kernel"] for report in reports} == {*PRODUCTS, *SHORT, *others}
     for report in reports:
@@ -164,30 +164,6 @@ def check_amd(report):
 
 def num_warps(report):
     return int(report["tiles"].split(", ")[1])
-
-
-SASS = """
-        /*0000*/                   LDGSTS.E.BYPASS.128 [R2+0x4000], [R26.64], P0 ;      /* 0x1 */
-        /*0010*/                   HMMA.16816.F32.BF16 R28, R152, R56, RZ ;             /* 0x2 */
-        /*0020*/               @P1 LDGSTS.E.BYPASS.128 [R2+0x5000], [R28.64], P2 ;      /* 0x3 */
-        /*0030*/               @P0 BRA 0x10 ;                                           /* 0x4 */
-        /*0040*/                   HMMA.16816.F32.BF16 R28, R152, R56, RZ ;             /* 0x5 */
-        /*0050*/              @!P0 BRA 0x40 ;                                           /* 0x6 */
-        /*0060*/                   IADD3 R1, R1, 0x1, RZ ;                              /* 0x7 */
-        /*0070*/               @P0 BRA 0x60 ;                                           /* 0x8 */
-        /*0080*/               @P0 BRA 0x0 ;                                            /* 0x9 */
-        /*0090*/               @P0 BRA 0xa0 ;                                           /* 0xa */
-        /*00a0*/                   EXIT ;                                               /* 0xb */
-"""
-
-
-def test_each_inner_loop_is_looked_at():
-    first, second = inner_loops(SASS, 80)
-    assert first == Loop(instructions=3, products=1, copies=1, waits=0)
-    assert second == Loop(instructions=2, products=1, copies=0, waits=0)
-    assert first.is_pipelined
-    assert not second.is_pipelined
-    assert not Loop(instructions=20, products=12, copies=2, waits=12).is_pipelined
 
 
 PARTITIONS = """

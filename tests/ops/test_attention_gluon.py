@@ -258,10 +258,10 @@ def is_same(launched, expected, **how):
     return all(torch.equal(found[name].nan_to_num(-7), expected[name].nan_to_num(-7)) for name in expected)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_no_schedule_changes_a_bit_of_the_results(launches, kernel):
-    expected = launches[kernel].contents()
-    assert all(is_same(launches[kernel], expected, seed=seed) for seed in range(1, 4))
+def test_no_schedule_changes_a_bit_of_the_results(launches):
+    for name, launched in launches.items():
+        expected = launched.contents()
+        assert all(is_same(launched, expected, seed=seed) for seed in range(1, 4)), name
 
 
 @pytest.mark.slow
