@@ -221,7 +221,7 @@ CASES = {
     ),
     "everything": Case(
         {"causal": False, "window": 70, "segment_length": 90, "dropout_p": 0.2, "scale": 0.3},
-        (250, 250),
+        (150, 150),
         (4, 2),
         2,
         slopes="by row",
@@ -334,12 +334,14 @@ PACKED_CASES = {
 
 
 def a_third_of(name):
-    """The case with a third of its tokens, and few heads."""
+    """The case with a third of its tokens and of what is counted in tokens, and few heads."""
     case = CASES[name]
+    counts = {name: case.options[name] for name in ("window", "segment_length", "query_start") if name in case.options}
+    options = case.options | {name: -(-count // 3) for name, count in counts.items()}
     lengths = tuple(-(-length // 3) for length in case.lengths)
-    start = case.options.get("query_start")
+    start = options.get("query_start")
     batch_size = start.numel() if isinstance(start, torch.Tensor) else min(case.batch_size, 1)
-    return replace(case, lengths=lengths, heads=(2, 1), batch_size=batch_size)
+    return replace(case, options=options, lengths=lengths, heads=(2, 1), batch_size=batch_size)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter twice as fast, and stricter."""
+"""Makes Triton's interpreter several times as fast, and stricter."""
 
 import gc
 from types import FunctionType, SimpleNamespace
