@@ -97,7 +97,7 @@ test-amx: $(STAMP)  # run the native kernels' tests in bfloat16 with AMX, emulat
 	$(call build_copy,$(AMX),-D CMAKE_CXX_FLAGS_CHECKS=-O1)
 	cd $(AMX)/tree && SEQWARM_EMULATED_AMX=1 OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
 		-k native tests/ops/test_attention_native.py tests/ops/test_attention_native_short.py \
-		tests/ops/test_attention_kernels.py tests/ops/test_attention_kernels_varlen.py $(ARGS)
+		tests/ops/test_attention_kernels.py $(ARGS)
 
 # The records are of a compiler and a CPU; on others the tests are skipped, until `python -m tests.block_counts` records them.
 WORK := build/work
@@ -122,7 +122,7 @@ test-asan: $(STAMP)  # run the native kernels' tests with AddressSanitizer and U
 	$(call build_copy,$(ASAN),-D SEQWARM_SANITIZE=ON -D CMAKE_CXX_FLAGS_CHECKS="-O1 -g1")
 	$(RUN_ASAN) -k native tests/ops
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_ASAN) -k native \
-		tests/ops/test_attention_native_short.py tests/ops/test_attention_kernels.py tests/ops/test_attention_kernels_varlen.py
+		tests/ops/test_attention_native_short.py tests/ops/test_attention_kernels.py
 
 # A folder of packages that come before .venv's, for what cannot live there: Composer would bring an old torch.
 build/%/installed: $(STAMP) requirements-%.txt

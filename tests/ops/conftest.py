@@ -26,6 +26,17 @@ def tiles_of_16_bits(monkeypatch):
 
 
 @pytest.fixture
+def small_tiles(monkeypatch):
+    """Short rows of few heads reach every loop of Triton's kernels."""
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+    from seqwarm_kernels.ops.alibi_attention.triton_configurations import Configuration, Tiles
+
+    tiles = Configuration(Tiles(32, 16, 4, 2), Tiles(32, 16, 4, 2), Tiles(16, 32, 4, 2))
+    monkeypatch.setattr(host, "configuration", lambda *_, **__: tiles)
+    monkeypatch.setattr(host, "_known", type(host._known)())
+
+
+@pytest.fixture
 def skipping_of_few_keys(monkeypatch):
     """Triton's kernels skip keys as with many."""
     from seqwarm_kernels.ops.alibi_attention import triton_ranges

@@ -5,63 +5,83 @@ from functools import partial
 import pytest
 import torch
 
-from seqwarm_kernels import alibi_attention, alibi_slopes
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.attention_cases import CASES, DECODING_CASES, SHORT_CASES, check_case
-from tests.support.backends import implementations, needs_interpreter, serving
-from tests.support.kernels import check_far_positions
+from tests.support.attention_cases import CASES, DECODING_CASES, PACKED_CASES, SHORT_CASES, a_third_of, check_case
+from tests.support.backends import implementations, serving
+from tests.support.kernels import check_attention, check_far_positions
 from tests.support.tiers import first_fast
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "tiles_of_16_bits")
-HALF = (torch.float16, torch.bfloat16)
 REFERENCE = pytest.param("reference", "cpu", torch.float64, id="reference")
 on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), [REFERENCE, *implementations()])
+FEW = ["causal", "mask of everything", "mqa", "head_dim 100", "everything"]
 
-#: Cases that each dtype runs in `make test`, or in the interpreter in `make test-slow`.
-FEW_CASES = ["causal", "mask of everything", "mqa", "head_dim 100", "everything"]
-#: Those that the interpreter, which takes seconds for each, runs in `make test`. `make test-slow` adds others, and
-#: test_attention_triton.py runs a third of the tokens of many.
-FAST_IN_INTERPRETER = ["small", "12 tokens, everything", "three queries, dropout"]
-SLOW_IN_INTERPRETER = [
-    "a slice",
-    "head_dim 100",
-    "one query",
-    "one query, full",
-    "two queries, skipped keys",
-    *SHORT_CASES,
-]
+#: Cases of `make test`, then those that `make test-slow` adds. Implementations that are not named here run all cases.
+#: 16-bit tensors take the code of float32 with other casts, and bulk copies or matrix instructions. The reference
+#: equals itself, but must hide what is hidden.
+# fmt: off
+TIERS = {
+    ("reference", torch.float64): ([
+        "no keys", "no rows", "segments of nothing", "more queries than keys", "everything", "unused keys, starts",
+        "starts", "unused tokens", "no sequences",
+    ], []),
+    ("native", torch.bfloat16): ([
+        *FEW, "mask", "segments of 70", "starts in a tensor", "unused keys", "strided dims", "head_dim 5",
+        "three queries, dropout", "one query, full", "12 tokens, everything", "segments of 4", "wide dims",
+        "many sequences", "many short ones", "starts", "dropout",
+    ], [*CASES, *PACKED_CASES]),
+    ("native", torch.float16): ([*FEW, "one query", "3 tokens, full", "starts"], []),
+    ("triton", torch.float32): ([
+        "small", "causal", "everything", "segments of 70", "starts in a tensor", "more queries than keys",
+        "negative slopes and scale", "strided dims", "three queries, dropout", "12 tokens, everything",
+        "few tokens", "sequences without enough keys", "rows without keys in a tile", "starts",
+    ], [
+        "full", "window", "window, full", "mask", "dropout", "far more queries than keys, full", "huge slopes",
+        "head_dim 5", "head_dim 100", "a slice", "one query", "one query, full", "two queries, skipped keys",
+        "segments of 4", "33 tokens, rows without keys", "65 tokens, full", "100 tokens, dropout", "wide dims",
+        "unused tokens, window", "far fewer keys", "one query each",
+    ]),
+    ("triton", torch.float16): (["causal"], ["full", "everything", "starts"]),
+}
+# fmt: on
 
 
-def grid():
-    """Every case with every implementation. A case of float16 is that of bfloat16 with other casts."""
-    for implementation in [REFERENCE, *implementations()]:
+def grid(cases, operator):
+    for implementation in [REFERENCE, *implementations(operator)]:
         backend, device, dtype = implementation.values
-        for name in CASES:
-            marks = [*implementation.marks]
-            if (backend, device) == ("triton", "cpu") and name not in FAST_IN_INTERPRETER:
-                marks.append(pytest.mark.slow if name in SLOW_IN_INTERPRETER else pytest.mark.exhaustive)
-            elif backend == "native" and dtype == torch.float16 and name not in FEW_CASES:
-                marks.append(pytest.mark.slow)
+        fast, slow = TIERS.get((backend, dtype), (cases, [])) if device == "cpu" else (cases, [])
+        for name in cases:
+            marks = [*implementation.marks] if device == "cuda" else []
+            if name not in fast:
+                if backend != "triton" and name not in slow:
+                    continue
+                marks.append(pytest.mark.slow if name in slow else pytest.mark.exhaustive)
             yield pytest.param(backend, device, dtype, name, id=f"{implementation.id}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize(("backend", "device", "dtype", "name"), list(grid()))
-def test_outputs_and_gradients_stay_inside_the_budget(backend, device, dtype, name):
-    stretch = 6 if device == "cuda" and name not in SHORT_CASES | DECODING_CASES else 1
-    check_case(CASES[name], backend, device, dtype, stretch)
+@pytest.mark.parametrize(("backend", "device", "dtype", "name"), list(grid(CASES, "alibi_attention")))
+def test_outputs_and_gradients_stay_inside_the_budget(request, backend, device, dtype, name):
+    case, is_long = CASES[name], name not in SHORT_CASES | DECODING_CASES
+    if (backend, device) == ("triton", "cpu") and is_long and name != "small":
+        request.getfixturevalue("small_tiles")
+        case = a_third_of(name)
+    check_case(case, backend, device, dtype, stretch=6 if device == "cuda" and is_long else 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=needs_interpreter(dtype=dtype)) for dtype in HALF])
-@pytest.mark.parametrize("name", FEW_CASES)
-def test_half_precision_in_the_interpreter(dtype, name):
-    check_case(CASES[name], "triton", "cpu", dtype)
+@pytest.mark.parametrize(("backend", "device", "dtype", "name"), list(grid(PACKED_CASES, "alibi_attention_varlen")))
+def test_packed_sequences(request, backend, device, dtype, name):
+    case, stretch = PACKED_CASES[name], 8 if device == "cuda" else 1
+    if (backend, device) == ("triton", "cpu"):
+        request.getfixturevalue("small_tiles")
+        stretch = 1 / 3 if max(map(sum, case.lengths)) > 50 else 1
+    check_case(case, backend, device, dtype, stretch)
 
 
 @on_everything
 def test_queries_that_see_no_key_in_a_known_call(backend, device, dtype):
     """A call whose queries all see a key is known before. Not even NaN in the values reaches their gradients."""
-    query, key, value = (torch.randn(1, 2, 100, 16).to(device, dtype) for _ in range(3))
+    query, key, value = (torch.randn(1, 1, 40, 16).to(device, dtype) for _ in range(3))
     value[:, :, 1] = float("nan")
     for start in (0, -3):
         out = alibi_attention(query.requires_grad_(), key, value, query_start=start, backend=backend)
@@ -75,6 +95,28 @@ def test_queries_that_see_no_key_in_a_known_call(backend, device, dtype):
 @pytest.mark.slow_in_interpreter
 def test_positions_far_from_all_keys(backend, device, dtype, start, length):
     check_far_positions(backend, start, length, device, dtype)
+
+
+@pytest.mark.parametrize(("start", "causal"), [(2**60, True), (2**45 + 1, False), (-(2**60), False)])
+@pytest.mark.parametrize(("backend", "device", "dtype"), implementations("alibi_attention_varlen"))
+@pytest.mark.slow_in_interpreter
+def test_positions_far_from_all_keys_of_packed_sequences(backend, device, dtype, start, causal):
+    """Equal to the rows of a batch, also in gradients."""
+    leaves = [torch.randn(2, 2, 150, 16).to(device, dtype) for _ in range(3)]
+    leaves.append(torch.tensor([3 / abs(start), 0.3], device=device))
+    options = {"query_start": torch.tensor([start, 3], device=device), "causal": causal, "return_lse": True}
+    ends = torch.tensor([0, 150, 300], dtype=torch.int32, device=device)
+
+    def attend(leaves, backend, **changes):
+        given = {**options, "backend": backend, **changes}
+        if backend == "reference":
+            return alibi_attention(*leaves, **given)
+        *rows, slopes = leaves
+        packed = [row.transpose(1, 2).flatten(0, 1) for row in rows]
+        out, lse = alibi_attention_varlen(*packed, ends, ends, 150, 150, slopes, **given)
+        return out.unflatten(0, (2, 150)).transpose(1, 2), lse.unflatten(1, (2, 150)).transpose(0, 1)
+
+    check_attention(backend, attend, leaves)
 
 
 @pytest.mark.parametrize(

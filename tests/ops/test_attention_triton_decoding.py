@@ -13,7 +13,7 @@ pytestmark = [TRITON_RUNS, pytest.mark.usefixtures("poisoned_memory")]
 NAN = float("nan")
 
 
-def tensors_of(device, queries=1, keys=700, heads=(4, 2), batch_size=2):
+def tensors_of(device, queries=1, keys=520, heads=(1, 1), batch_size=1):
     shapes = (heads[0], queries), (heads[1], keys), (heads[1], keys)
     return [torch.randn(batch_size, *shape, 16, device=device) for shape in shapes]
 
@@ -26,7 +26,7 @@ def bound_of(key):
 @pytest.mark.parametrize("slope", first_fast([3e38, -1e7]))
 def test_one_key_has_all_the_weight(slope, device):
     """The nearest one or the farthest: outputs are its value, and only it has a gradient."""
-    query, key, value = (tensor.requires_grad_() for tensor in tensors_of(device, heads=(1, 1), batch_size=1))
+    query, key, value = (tensor.requires_grad_() for tensor in tensors_of(device, keys=700))
     out = alibi_attention(query, key, value, torch.full((1,), slope, device=device), backend="triton")
     of_query, _, of_value = torch.autograd.grad(out.sum(), (query, key, value))
     chosen = -1 if slope > 0 else 0
@@ -39,7 +39,7 @@ def test_one_key_has_all_the_weight(slope, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_read(device):
-    query, key, value = tensors_of(device, heads=(1, 1), batch_size=1, keys=1500)
+    query, key, value = tensors_of(device, keys=600)
     slopes, bound = torch.tensor([0.3], device=device), bound_of(key)
 
     def reaches_out(tensor, index, **options):
@@ -49,8 +49,8 @@ def test_what_is_read(device):
         tensor[0, 0, index] = kept
         return bool(out.isnan().any())
 
-    assert reaches_out(key, 1490)
-    assert reaches_out(value, 1490)
+    assert reaches_out(key, 590)
+    assert reaches_out(value, 590)
     assert reaches_out(key, 100)
     assert not reaches_out(value, 100)
     assert reaches_out(value, 100, skip_tolerance=0)
@@ -70,7 +70,7 @@ def test_the_worst_keys_weigh_no_more_than_the_tolerance(causal, bounded, device
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_huge_far_key_is_found(bounded, device):
-    query, key, value = tensors_of(device, heads=(2, 2))
+    query, key, value = tensors_of(device)
     key[:, :, 7] = 1000 * query[:, :, 0]
     bound = bound_of(key) if bounded else None
     out = alibi_attention(query, key, value, key_norm_bound=bound, backend="triton")
@@ -79,10 +79,10 @@ def test_a_huge_far_key_is_found(bounded, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_nan_in_a_query_stays_in_its_row(device):
-    query, key, value = tensors_of(device, queries=2)
-    query[1, 2, 0] = NAN
+    query, key, value = tensors_of(device, queries=2, heads=(4, 2))
+    query[0, 2, 0] = NAN
     out = alibi_attention(query, key, value, backend="triton")
-    assert out[1, 2, 0].isnan().all()
+    assert out[0, 2, 0].isnan().all()
     assert out.isnan().sum() == out.shape[-1]
 
 

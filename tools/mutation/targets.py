@@ -49,7 +49,7 @@ def _native(names: str, tests: str, wider: str) -> list[Target]:
 _RESIZE_BATCH, _RESIZE_PACKED = "ops/test_resize_batch.py", "ops/test_resize_packed.py"
 _SERVED = "ops/test_operators.py::test_every_backend_that_is_installed_serves_every_operator"
 _MOMENTS = f"{_SERVED} ops/test_moment_statistics.py ops/test_defaults.py -m 'not gpu' -k"
-_GRID = "ops/test_attention_kernels.py ops/test_attention_kernels_varlen.py"
+_GRID = "ops/test_attention_kernels.py"
 _NATIVE = "ops/test_attention_native.py"
 _NATIVE_SHORT, _NATIVE_DECODING = "ops/test_attention_native_short.py", "ops/test_attention_native_decoding.py"
 _SHORT_ROWS = "ops/test_attention_triton_short.py"
