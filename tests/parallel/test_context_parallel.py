@@ -339,7 +339,7 @@ def test_options(name, options):
         check_batches,
         check_batches_of_the_allocator,
         check_checkpoints,
-        check_compiled,
+        pytest.param(check_compiled, marks=pytest.mark.slow),
         check_fully_shard,
         check_models_of_ones_own,
         check_refusals,
