@@ -59,6 +59,7 @@ def test_dynamic_batching_on_a_small_text(run, tmp_path):
     assert "resumed after 0 items" in printed
 
 
+@pytest.mark.slow
 def test_dynamic_batching(run, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     printed = run("dynamic_batching.py", "--figure", tmp_path / "padding.png")

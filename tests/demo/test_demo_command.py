@@ -139,7 +139,7 @@ def test_the_default_folder_is_named_after_the_time(demo, text_file):
         (["--width", 130], "width"),
         (["--device", "cuda:99"], "device"),
         (["--text", "nowhere.txt"], "nowhere.txt"),
-        (["--report", "."], "folder"),  # it has other files
+        (["--text", "text.py", "--report", "."], "folder"),  # it has other files
     ],
 )
 def test_errors_are_one_line(demo, text_file, capsys, options, name):

@@ -9,6 +9,7 @@ from .names import NAMES
 WITH_COMPOSER = ("docs/guides/composer.md", "docs/help/from_composer.md")  # tests/trainers/composer runs these
 ON_TWO_RANKS = "docs/guides/batches_in_trainers.md"  # tests/trainers/test_loaders.py
 COUNTED = "docs/guides/constant_tokens.md"  # tests/trainers/test_constant_tokens.py
+LONG = ("docs/guides/tuning.md", "docs/help/from_flexattention.md")  # these compile, or draw
 RUN_HERE = [
     page
     for page in markdown.PAGES
@@ -17,7 +18,7 @@ RUN_HERE = [
 ]
 
 
-@pytest.mark.parametrize("page", RUN_HERE)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in RUN_HERE])
 def test_code(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = NAMES.get(page, dict)()

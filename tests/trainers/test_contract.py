@@ -77,7 +77,7 @@ def assert_figures(logged, records):
             assert own == {}
 
 
-@each_case(CASES | dict(grid()), fast=CASES.keys() - {"flatten-accumulated", "packed-flatten", "segments-packed"})
+@each_case(CASES | dict(grid()), fast=["truncate-padded", "last-token", "reshape-drop", "packed-truncate", "segments"])
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     assert len({*expected.lengths}) > 1
@@ -105,7 +105,7 @@ RESUMED = {
 } | {"logged-seldom": Case(saves=True, evaluate_every=None, log_every=3)}
 
 
-@each_case(RESUMED, fast=["truncate-padded", "logged-seldom"])
+@each_case(RESUMED, fast=["truncate-padded"])
 def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, tmp_path):
     expected, half = oracle.train(case, adapter.rule), case.epoch_steps
     whole = adapter(case, Model(), tmp_path)
