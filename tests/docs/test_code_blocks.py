@@ -32,16 +32,3 @@ def test_code(page, tmp_path, monkeypatch):
 
 def test_names_are_of_pages_with_code():
     assert set(NAMES) <= set(RUN_HERE)
-
-
-def test_blocks_are_found_with_their_output_and_their_reason():
-    text = "```python\nprint(1)\n```\n\n```text\n1\n```\n<!-- not run: needs a GPU -->\n```python\nprint(2)\n```\n"
-    first, second = markdown.python_blocks(text)
-    assert (first.code, first.line, first.not_run, first.printed) == ("print(1)\n", 2, None, "1\n")
-    assert (second.code, second.line, second.not_run, second.printed) == ("print(2)\n", 10, "needs a GPU", None)
-
-
-def test_calls_in_tables_are_found():
-    text = "| f | seqwarm_kernels |\n|---|---|\n| `f(x)` | `g(x)`, faster |\n| `f()` | `g()` |\n"
-    assert list(markdown.calls_in_tables(text)) == ["g(x)", "g()"]
-    assert len(list(markdown.calls_in_tables((markdown.ROOT / "docs/help/from_composer.md").read_text()))) == 8

@@ -101,7 +101,7 @@ def test_segments_train_as_flatten(adapter, case, tmp_path):
 
 RESUMED = {
     name: replace(CASES[name], saves=True, evaluate_every=None)
-    for name in ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
+    for name in ("truncate-padded", "last-token", "flatten", "packed-reshape")
 } | {"logged-seldom": Case(saves=True, evaluate_every=None, log_every=3)}
 
 
@@ -154,19 +154,15 @@ def test_records_have_the_moments_of_the_optimizer(adapter, tmp_path):
 
 
 ENDS = {
-    "max-steps": {"rates": "StepByTokens", "max_steps": 5},
-    "total-tokens": {"rates": "TokenLR by a function", "total_tokens": 70},
-    "error": {"rates": "TokenLR", "fails": ArithmeticError},
-    "interrupt": {"rates": "StepByTokens", "fails": KeyboardInterrupt},
+    "max-steps": Case(rates="StepByTokens", max_steps=5),
+    "total-tokens": Case({}, "token", 120, rates="TokenLR by a function", total_tokens=70),
+    "error": Case({}, "token", 120, rates="TokenLR", fails=ArithmeticError),
+    "interrupt": Case(rates="StepByTokens", fails=KeyboardInterrupt),
 }
-ENDING = {
-    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, is_watched=True, **ENDS[end])
-    for end in ENDS
-    for unit, duration in (("step", 10), ("token", 120))
-}
+ENDING = {name: replace(case, evaluate_every=None, is_watched=True) for name, case in ENDS.items()}
 
 
-@each_case(ENDING, fast=["total-tokens-token", "interrupt-step"])
+@each_case(ENDING, fast=["total-tokens", "interrupt"])
 def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)
