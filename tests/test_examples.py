@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .support.tiers import first_fast
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -33,7 +35,9 @@ def test_train_plain(run):
     assert losses[-1] < losses[0] - 1
 
 
-@pytest.mark.parametrize(("script", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])
+@pytest.mark.parametrize(
+    ("script", "package"), first_fast([("huggingface", "transformers"), ("lightning", "lightning")])
+)
 def test_trainers(run, script, package):
     pytest.importorskip(package)
     lines = [line.split() for line in run(f"train_{script}.py", "--steps", 12).splitlines() if line.startswith("step")]

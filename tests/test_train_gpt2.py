@@ -242,7 +242,7 @@ def test_train_loss_is_the_mean_over_all_labels(tmp_path, cache):
 
 
 @pytest.mark.parametrize(
-    ("mode", "extra", "missing"), [("flatten", ["--scale-learning-rate"], {48: 16}), ("segments", [], {})]
+    ("mode", "extra", "missing"), first_fast([("flatten", ["--scale-learning-rate"], {48: 16}), ("segments", [], {})])
 )
 def test_constant_tokens(tmp_path, cache, monkeypatch, mode, extra, missing):
     """Each step has the tokens of one at full length, less than a row missing. The loss is that of the cut stream.
@@ -330,8 +330,10 @@ def test_a_run_that_diverges_keeps_its_checkpoint_and_has_ended(tmp_path, cache,
 
     monkeypatch.setattr(script.train.Run, "train_step", diverging)
     records = train(tmp_path, cache, total_tokens=1600)
-    assert [record["diverged"] for record in records] == [False, True]
-    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == records[0]["step"]
+    *before, last = records
+    assert last["diverged"]
+    assert [record["diverged"] for record in before] == [False] * len(before)
+    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == before[-1]["step"]
     monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
     assert train(tmp_path, cache, "--resume", total_tokens=1600) == records == lines(tmp_path / "records.jsonl")
 

@@ -9,7 +9,7 @@ from .names import NAMES
 WITH_COMPOSER = ("docs/guides/composer.md", "docs/help/from_composer.md")  # tests/trainers/composer runs these
 ON_TWO_RANKS = "docs/guides/batches_in_trainers.md"  # tests/trainers/test_loaders.py
 COUNTED = "docs/guides/constant_tokens.md"  # tests/trainers/test_constant_tokens.py
-LONG = ("docs/guides/tuning.md", "docs/help/from_flexattention.md")  # these compile, or draw
+LONG = ("README.md", "docs/guides/huggingface.md", "docs/guides/tuning.md", "docs/help/from_flexattention.md")
 RUN_HERE = [
     page
     for page in markdown.PAGES

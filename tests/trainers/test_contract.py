@@ -77,7 +77,7 @@ def assert_figures(logged, records):
             assert own == {}
 
 
-@each_case(CASES | dict(grid()), fast=["truncate-padded", "last-token", "reshape-drop", "packed-truncate", "segments"])
+@each_case(CASES | dict(grid()), fast=["truncate-padded", "last-token", "packed-truncate", "segments"])
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     assert len({*expected.lengths}) > 1
@@ -162,7 +162,7 @@ ENDS = {
 ENDING = {name: replace(case, evaluate_every=None, is_watched=True) for name, case in ENDS.items()}
 
 
-@each_case(ENDING, fast=["total-tokens", "interrupt"])
+@each_case(ENDING, fast=["total-tokens"])
 def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)
@@ -193,7 +193,7 @@ SHORT = {
 }
 
 
-@each_case(SHORT, fast=SHORT, warns_of_short=True)
+@each_case(SHORT, fast=["max-steps", "epochs"], warns_of_short=True)
 def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(adapter, case, tmp_path):
     training, by_hand = adapter(case, Model(), tmp_path), oracle.train(case, adapter.rule)
     with warnings.catch_warnings():

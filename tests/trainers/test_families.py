@@ -21,7 +21,7 @@ def test_gpt2_in_each_trainer(adapter, tmp_path):
     check(adapter, CASES["gpt2"], tmp_path)
 
 
-@each_case(CASES, fast=["gpt2"], knows_steps_of_epochs=True)
+@each_case(CASES, fast=[], knows_steps_of_epochs=True)
 def test_a_family_trains_evaluates_and_resumes(adapter, case, tmp_path):
     """In a Hugging Face Trainer, which reads the model's class."""
     check(adapter, case, tmp_path)

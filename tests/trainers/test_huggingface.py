@@ -69,6 +69,7 @@ def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
     assert "cu_seq_lens_q" not in seen
 
 
+@pytest.mark.slow
 def test_a_search_for_the_batch_size_starts_over(tmp_path):
     """The first step had the rate of the last one before, 0.7 of the peak, and not that of 0 tokens."""
     warmed, warmup, rates = model(), SequenceLengthWarmup(schedule()), []
@@ -102,7 +103,7 @@ def test_a_compiled_model_is_warmed_up(tmp_path):
     torch.testing.assert_close(logged(compiled), logged(plain), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("copied", first_fast([copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]))
 def test_a_copy_trains_by_itself(tmp_path, copied):
     source, path = SequenceLengthWarmup(schedule(), mode="reshape"), tmp_path / "monitor.jsonl"
     training = trained(tmp_path, model(), [copied(source), copied(Monitor(JsonLines(path)))], max_steps=3)
@@ -186,7 +187,9 @@ def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
     assert type(other) is type(training)
 
 
-@pytest.mark.parametrize(("total", "steps", "delay", "evaluations"), [(56, 4, 0, 1), (57, 5, 5, 1), (57, 5, 6, 0)])
+@pytest.mark.parametrize(
+    ("total", "steps", "delay", "evaluations"), first_fast([(57, 5, 5, 1), (56, 4, 0, 1), (57, 5, 6, 0)])
+)
 def test_an_end_by_tokens_evaluates_and_saves_as_one_by_max_steps(tmp_path, total, steps, delay, evaluations):
     """Rows of 16 tokens, cut to 4, 4, 8, 12, 16: a batch of two more has 8, 16, 32, 56, 88 tokens in all."""
     settings = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 500, "eval_strategy": "steps"}
@@ -234,9 +237,7 @@ class LossOutside(transformers.Trainer):
         return 2 * model(**inputs, num_items_in_batch=num_items_in_batch).loss
 
 
-@pytest.mark.parametrize(
-    ("kind", "smoothing"), [(LossOutside, 0.0), (transformers.Trainer, 0.1)], ids=["compute_loss", "smoothing"]
-)
+@pytest.mark.parametrize(("kind", "smoothing"), first_fast([(LossOutside, 0.0), (transformers.Trainer, 0.1)]))
 def test_a_loss_from_outside_of_the_model_is_watched(tmp_path, kind, smoothing):
     records = []
     arguments = {**ADAM, "label_smoothing_factor": smoothing, "gradient_accumulation_steps": 2}
