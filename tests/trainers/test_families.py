@@ -16,8 +16,8 @@ CASES = {name: Case(network=name, adam=True, saves=True) for name in FAMILIES}
 
 
 @pytest.mark.slow
-@each_trainer(has_monitor=True)
-def test_gpt2_in_each_trainer(adapter, tmp_path):
+@each_trainer(has_monitor=True, knows_steps_of_epochs=False)
+def test_gpt2_in_other_trainers(adapter, tmp_path):
     check(adapter, CASES["gpt2"], tmp_path)
 
 
