@@ -57,7 +57,7 @@ def _fresh_compiler():
 
 #: Tests that name these need the server of tests/support/ranks.py. With `--dist loadgroup` one worker starts it, and
 #: imports transformers and the trainers.
-RANKS = {"run_ranks", "mean_of_two_ranks", "errors_fixture", "assert_kills_change_nothing"}
+RANKS = {"run_ranks", "run_on_mesh", "mean_of_two_ranks", "assert_kills_change_nothing"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

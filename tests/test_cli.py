@@ -61,17 +61,22 @@ def test_the_main_help(capsys):
     assert common.EXIT_STATUS in text
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["tune", "--help"], ["demo", "--bad"], ["--print-completion", "bash"]]
-)
-def test_help_and_completion_do_not_import_torch(arguments):
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'matplotlib')))\n"
-        f"from seqwarm_kernels import cli; cli.main({arguments})"
-    )
+def test_help_and_completion_do_not_import_torch():
+    code = """
+import sys
+
+sys.modules.update(dict.fromkeys(("torch", "numpy", "matplotlib")))
+from seqwarm_kernels import cli
+
+for arguments in (["--help"], ["tune", "--help"], ["demo", "--bad"], ["--print-completion", "bash"]):
+    try:
+        assert cli.main(arguments) == 0
+    except SystemExit as ended:
+        assert ended.code == (2 if "--bad" in arguments else 0)
+"""
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert finished.returncode == (2 if "--bad" in arguments else 0), finished.stderr
-    assert "seqwarm" in finished.stdout + finished.stderr
+    assert finished.returncode == 0, finished.stderr
+    assert "usage: seqwarm tune" in finished.stdout
 
 
 def test_the_console_script_and_the_module():

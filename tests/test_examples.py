@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .support.tiers import first_fast
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -33,7 +35,9 @@ def test_train_plain(run):
     assert losses[-1] < losses[0] - 1
 
 
-@pytest.mark.parametrize(("script", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])
+@pytest.mark.parametrize(
+    ("script", "package"), first_fast([("huggingface", "transformers"), ("lightning", "lightning")])
+)
 def test_trainers(run, script, package):
     pytest.importorskip(package)
     lines = [line.split() for line in run(f"train_{script}.py", "--steps", 12).splitlines() if line.startswith("step")]
@@ -59,6 +63,7 @@ def test_dynamic_batching_on_a_small_text(run, tmp_path):
     assert "resumed after 0 items" in printed
 
 
+@pytest.mark.slow
 def test_dynamic_batching(run, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     printed = run("dynamic_batching.py", "--figure", tmp_path / "padding.png")

@@ -7,13 +7,13 @@ import torch
 import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.device_mesh import init_device_mesh
 
 from bench.parallel.cpu import FLAT, USUAL, ReceivedBytes, count_on_rank
 from seqwarm_kernels.cli.exchanges import ContextSize, Exchanges, Volume, normal_widths
 from seqwarm_kernels.parallel import halo_widths, heads_to_tokens, tokens_to_heads
 
-from .support.ranks import join_group, leave_group, run_ranks
+from .support.ranks import run_on_mesh
+from .support.tiers import first_fast
 
 LARGE = ContextSize(32, 32, 128, 2**17, 8)
 SIZES = st.builds(
@@ -134,36 +134,34 @@ def test_a_row_that_is_too_long_to_draw():
 
 
 RUNS = [
-    (ContextSize(4, 2, 16, 1024, 4), USUAL),
-    (ContextSize(4, 4, 16, 2048, 4, batch_size=2, causal=False), USUAL),
-    (ContextSize(6, 2, 8, 64, 4), FLAT),
+    (ContextSize(4, 2, 16, 1024, 2), USUAL),
+    (ContextSize(4, 4, 16, 2048, 2, batch_size=2, causal=False), USUAL),
+    (ContextSize(6, 2, 8, 64, 2), FLAT),
 ]
 
 
-def _run(rank, port):
-    join_group(rank, port, 4)
-    mesh = init_device_mesh("cpu", (4,))
-    for size, slopes in RUNS:
+def runs_receive_what_the_formula_says(mesh):
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    for each, slopes in RUNS:
+        size = replace(each, ranks=ranks)
         found = count_on_rank(mesh, size, slopes)
         received = found["forward"], found["backward"]
         assert received == (found["formula_forward"], found["formula_backward"]), size
         assert sum(received) > 0
-        if slopes == FLAT and rank == 3:
+        if slopes == FLAT and rank == ranks - 1:
             assert found["forward"] == size.all_gather().forward
-    _same_bytes_by_ulysses(mesh)
-    with ReceivedBytes(rank, 4) as counted:
+    with ReceivedBytes(rank, ranks) as counted:
         torch.distributed._functional_collectives.all_reduce(torch.zeros(8), "max", mesh)
-        assert counted.received["all_reduce"] == 2 * 32 * 3 / 4
+        assert counted.received["all_reduce"] == 2 * 32 * (ranks - 1) / ranks
         with pytest.raises(TypeError, match="all_gather_into_tensor has no count"):
             torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(8), 0, mesh)
-    _widths_of_normal_inputs(mesh)
-    leave_group()
 
 
-def _same_bytes_by_ulysses(mesh):
-    size = ContextSize(8, 4, 16, 48, 4, batch_size=3, bytes_per_element=4)
+def ulysses_receives_the_same_bytes(mesh):
+    ranks = mesh.size()
+    size = ContextSize(8, 4, 16, 12 * ranks, ranks, batch_size=3, bytes_per_element=4)
     tensors = [torch.randn(3, heads, 12, 16, requires_grad=True) for heads in (8, 4, 4)]
-    with ReceivedBytes(mesh.get_local_rank(), 4) as counted:
+    with ReceivedBytes(mesh.get_local_rank(), ranks) as counted:
         exchanged = [tokens_to_heads(tensor, mesh) for tensor in tensors]
         out = heads_to_tokens(exchanged[0], mesh)
         assert counted.received["all_to_all_single"] == size.ulysses().forward
@@ -171,18 +169,26 @@ def _same_bytes_by_ulysses(mesh):
     assert counted.received["all_to_all_single"] == sum(size.ulysses())
 
 
-def _widths_of_normal_inputs(mesh):
+def widths_are_those_of_normal_inputs(mesh):
     """normal_widths draws a shard after the other, the key first."""
     torch.manual_seed(7)
-    drawn = [torch.randn(1, 2, 2**13, 8) for _ in range(4)][mesh.get_local_rank()]
+    ranks = mesh.size()
+    drawn = [torch.randn(1, 2, 2**13, 8) for _ in range(ranks)][mesh.get_local_rank()]
     (exact,) = halo_widths(drawn[:, 1:] * 2, drawn[:, :1], mesh=mesh)
-    assert exact < 3 * 2**13, "not all tokens"
-    (found,) = normal_widths(ContextSize(1, 1, 8, 2**15, 4), score_std=2, seed=7)
+    assert exact < (ranks - 1) * 2**13, "not all tokens"
+    (found,) = normal_widths(ContextSize(1, 1, 8, ranks * 2**13, ranks), score_std=2, seed=7)
     assert exact <= found <= 1.1 * exact
 
 
-def test_runs_receive_what_the_formula_says():
-    run_ranks(_run, world_size=4)
+@pytest.mark.parametrize("ranks", first_fast([2, 4]))
+@pytest.mark.parametrize("check", [runs_receive_what_the_formula_says, ulysses_receives_the_same_bytes])
+def test_a_run(check, ranks):
+    run_on_mesh(check, world_size=ranks)
+
+
+@pytest.mark.slow
+def test_widths_of_a_run():
+    run_on_mesh(widths_are_those_of_normal_inputs, world_size=4)
 
 
 # ---- the table

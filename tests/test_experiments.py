@@ -37,6 +37,7 @@ def text(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_runs_train_and_are_read_again(text, tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "_process", train_in_this_process)
     runner = Runner(replace(TINY, last_words=5), [text], tmp_path / "out")

@@ -83,19 +83,6 @@ def test_labels_at_lines_do_not_overlap():
     assert labels[names[0]].arrow_patch.get_edgecolor()[:3] == to_rgb(figures.look_of(names[0])["color"])
 
 
-def test_what_the_checks_of_figures_find():
-    figure, axes = axes_of()
-    axes.text(0.5, 0.5, "one")
-    check_readable(figure)
-    axes.text(0.51, 0.5, "other")
-    with pytest.raises(AssertionError, match="'one' and 'other' overlap"):
-        check_readable(figure)
-    figure, axes = axes_of()
-    figures.plot(axes, "FlexAttention", [0, 1], [0, 1], color="red")
-    with pytest.raises(AssertionError, match="FlexAttention"):
-        check_looks(figure, ["FlexAttention"])
-
-
 def test_numbers_of_axes_are_written_out():
     for limits, ticks, shown in (
         ((0.5, 20), None, ["0.5", "1", "2", "5", "10", "20"]),

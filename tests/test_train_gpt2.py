@@ -48,6 +48,7 @@ def train(out, cache, *extra, **changed):
 
 
 BOTH_LENGTHS = {"validation_lengths": [64, 128]}
+SHORT = {"total_tokens": 2400, "validate_every": 0}
 CONSTANT_AND_SCALED = ["--mode", "flatten", "--scale-learning-rate"]
 SHORT_AND_FULL = {**BOTH_LENGTHS, "step_size": 48, "warmup_duration": 0.6}  # 16 and 64 tokens: two ranks have all rows
 #: Ways in which two ranks train together. The first two have rows of their own, in two micro-batches.
@@ -241,7 +242,7 @@ def test_train_loss_is_the_mean_over_all_labels(tmp_path, cache):
 
 
 @pytest.mark.parametrize(
-    ("mode", "extra", "missing"), [("flatten", ["--scale-learning-rate"], {48: 16}), ("segments", [], {})]
+    ("mode", "extra", "missing"), first_fast([("flatten", ["--scale-learning-rate"], {48: 16}), ("segments", [], {})])
 )
 def test_constant_tokens(tmp_path, cache, monkeypatch, mode, extra, missing):
     """Each step has the tokens of one at full length, less than a row missing. The loss is that of the cut stream.
@@ -265,7 +266,7 @@ def test_constant_tokens(tmp_path, cache, monkeypatch, mode, extra, missing):
 
     monkeypatch.setattr(script.train.Run, "train_step", train_step)
     monkeypatch.setattr(script.model.Block, "forward", forward)
-    train(tmp_path, cache, *extra, mode=mode, micro_batch_size=3, warmup_duration=0.8)
+    train(tmp_path, cache, *extra, mode=mode, micro_batch_size=3, warmup_duration=0.8, **SHORT)
     assert shapes[0] == set().union(*shapes[1::2])
     config = script.model.read_config(tmp_path)
     assert {length for _, _, length, _, _ in steps} == {16, 32, 48, 64}
@@ -280,7 +281,7 @@ def test_constant_tokens(tmp_path, cache, monkeypatch, mode, extra, missing):
     assert first == pytest.approx(F.cross_entropy(logits.flatten(0, 1), drawn.draw(0)["labels"].flatten()).item())
 
 
-def test_own_attention(tmp_path, finished, cache):
+def test_own_attention(tmp_path, cache):
     seen = set()
 
     def attention(query, key, value, slopes, *, causal):
@@ -288,10 +289,11 @@ def test_own_attention(tmp_path, finished, cache):
         scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
         return torch.softmax(scores + sw.alibi_bias(slopes, *scores.shape[-2:], causal=causal), dim=-1) @ value
 
-    records = script.train.main(flags(tmp_path / "run", cache, **BOTH_LENGTHS), attention=attention)
+    settings = {**BOTH_LENGTHS, **SHORT, "total_tokens": 1200}
+    (record,) = script.train.main(flags(tmp_path / "own", cache, **settings), attention=attention)
     assert seen == {(True, length) for length in (16, 32, 48, 64, 128)}
-    for one, other in zip(finished[1], records, strict=True):
-        assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-3)
+    (other,) = train(tmp_path / "ours", cache, **settings)
+    assert record["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-3)
 
 
 def status_of(monkeypatch, *arguments):
@@ -324,14 +326,16 @@ def test_a_run_that_diverges_keeps_its_checkpoint_and_has_ended(tmp_path, cache,
 
     def diverging(run):
         loss, labels, tokens = original(run)
-        return (loss if next(steps) < 20 else loss * torch.nan), labels, tokens
+        return (loss if next(steps) < 8 else loss * torch.nan), labels, tokens
 
     monkeypatch.setattr(script.train.Run, "train_step", diverging)
-    records = train(tmp_path, cache)
-    assert [record["diverged"] for record in records] == [False, True]
-    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == records[0]["step"]
+    records = train(tmp_path, cache, total_tokens=1600)
+    *before, last = records
+    assert last["diverged"]
+    assert [record["diverged"] for record in before] == [False] * len(before)
+    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == before[-1]["step"]
     monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
-    assert train(tmp_path, cache, "--resume") == records == lines(tmp_path / "records.jsonl")
+    assert train(tmp_path, cache, "--resume", total_tokens=1600) == records == lines(tmp_path / "records.jsonl")
 
 
 def test_learning_rate_rises_by_steps_and_falls_by_tokens():
@@ -343,7 +347,7 @@ def test_learning_rate_rises_by_steps_and_falls_by_tokens():
 
 
 @pytest.mark.parametrize(
-    ("size", "millions"), [("52m", 51), ("125m", 124), ("350m", 354), ("760m", 757), ("1.5b", 1556)]
+    ("size", "millions"), first_fast([("125m", 124), ("52m", 51), ("350m", 354), ("760m", 757), ("1.5b", 1556)])
 )
 def test_sizes(size, millions):
     with torch.device("meta"):

@@ -126,6 +126,7 @@ def test_a_run_is_never_overwritten_or_continued_with_another_setting_or_text(de
     assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_default_folder_is_named_after_the_time(demo, text_file):
     assert demo(*tiny(text_file, "out")[:-2]) == 0
     [folder] = Path("reports").iterdir()
@@ -139,7 +140,7 @@ def test_the_default_folder_is_named_after_the_time(demo, text_file):
         (["--width", 130], "width"),
         (["--device", "cuda:99"], "device"),
         (["--text", "nowhere.txt"], "nowhere.txt"),
-        (["--report", "."], "folder"),  # it has other files
+        (["--text", "text.py", "--report", "."], "folder"),  # it has other files
     ],
 )
 def test_errors_are_one_line(demo, text_file, capsys, options, name):

@@ -172,8 +172,8 @@ def test_a_loss_above_the_largest_float_is_an_infinite_perplexity(text_file, mon
         (["--trial", "own_training:run_trial", *OWN, "--steps", 3], "steps"),
         (["--trial", "own_training:run_trial", *OWN, "--max-rise", 1], "max_rise"),
         (["--trial", "own_training:run_trial", *OWN, "--folder", "."], "folder"),  # it has other files
-        ([*TINY, "--multiples", 21], "multiples"),
-        ([*TINY, "--learning-rate-warmup", 50], "--learning-rate-warmup"),
+        ([*TINY, "--text", "own_training.py", "--multiples", 21], "multiples"),
+        ([*TINY, "--text", "own_training.py", "--learning-rate-warmup", 50], "--learning-rate-warmup"),
         (["--text", "nowhere.txt"], "nowhere.txt"),
     ],
 )

@@ -38,6 +38,7 @@ def test_every_adam_on_the_device(options):
     assert values(found) == pytest.approx(plain_of(optimizer), rel=1e-6)
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("backend", SERVING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_states_of_other_dtypes(dtype, backend):

@@ -18,12 +18,6 @@ def test_links(page):
     assert list(broken_links(page, (ROOT / page).read_text())) == []
 
 
-def test_a_broken_link_would_be_seen():
-    text = "[one](docs/missing.md) [two](#benchmarks) [three](#another) [four](https://pytorch.org)\n"
-    text += "[five](CONTRIBUTING.md#benchmarks) [six](CONTRIBUTING.md#nothing)\n```\n[seven](code.md)\n```\n"
-    assert list(broken_links("CONTRIBUTING.md", text)) == ["docs/missing.md", "#another", "CONTRIBUTING.md#nothing"]
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_no_line_is_a_comment_of_the_site(page):
     """MyST drops lines that begin with a percent sign, without a warning."""

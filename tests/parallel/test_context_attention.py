@@ -23,7 +23,8 @@ from seqwarm_kernels.parallel import (
     tokens_to_heads,
 )
 
-from ..support.ranks import join_group, leave_group, run_ranks
+from ..support.ranks import run_on_mesh
+from ..support.tiers import first_fast
 
 module = importlib.import_module("seqwarm_kernels.parallel.context_attention")  # the function has the same name
 
@@ -107,10 +108,14 @@ def attend_by_heads(query, key, value, slopes, mesh, **options):
     return heads_to_tokens(out, mesh), heads_to_tokens(lse[..., None], mesh)[..., 0]
 
 
-def one_device_is_met(mesh):
+#: (case, dtype, causal)
+GRID = list(itertools.product(CASES, EXACT, (True, False)))
+FAST = [(case, torch.float64, index % 2 == 0) for index, case in enumerate(CASES)] + [(CASES[0], torch.float32, False)]
+
+
+def one_device_is_met(mesh, grid):
     """By halos that travel to the next ranks, and by heads."""
-    dtypes = list(EXACT) if mesh.size() == 2 else [torch.float64]
-    for (length, options), dtype, causal in itertools.product(CASES, dtypes, (True, False)):
+    for (length, options), dtype, causal in grid:
         tensors, gradients = inputs(mesh.size(), length, dtype)
         options = {"skip_tolerance": EXACT[dtype], "causal": causal, "return_lse": True, **options}
         options["backend"] = "reference" if "dropout_p" in options else BACKEND[dtype]
@@ -351,7 +356,6 @@ def faults_are_named(mesh):
 
 
 CHECKS = (
-    one_device_is_met,
     masks_hide_keys,
     packed_sequences_meet_one_device,
     a_tolerance_is_kept,
@@ -365,20 +369,17 @@ CHECKS = (
 )
 
 
-def run_checks(rank, port, size, checks):
-    join_group(rank, port, world_size=size)
-    mesh = init_device_mesh("cpu", (size,))
-    for check in checks:
-        check(mesh)
-    leave_group()
+@pytest.mark.parametrize(("size", "grid"), first_fast([(2, FAST), (2, GRID), (3, FAST)]), ids=["fast", "all", "3"])
+def test_one_device_is_met(size, grid):
+    run_on_mesh(one_device_is_met, grid, world_size=size)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks(size):
-    """All checks in one start of the processes, which takes longer than most of them."""
-    run_ranks(run_checks, size, CHECKS, world_size=size)
+@pytest.mark.parametrize("size", first_fast([2, 3]))
+@pytest.mark.parametrize("check", CHECKS)
+def test_ranks(check, size):
+    run_on_mesh(check, world_size=size)
 
 
 @pytest.mark.slow
 def test_compiled_ranks():
-    run_ranks(run_checks, 2, [compiled_calls_are_equal], world_size=2)
+    run_on_mesh(compiled_calls_are_equal)

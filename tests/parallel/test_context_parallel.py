@@ -2,10 +2,10 @@
 
 import copy
 import dataclasses
+import functools
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +14,8 @@ from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch, 
 from seqwarm_kernels.parallel import ContextBatches, ContextParallel, shard_sequence, sharded_by
 
 from ..support.exchanges import Exchanges
-from ..support.ranks import assert_no_errors, errors_fixture, join_group, leave_group, run_checks, run_ranks
+from ..support.ranks import run_on_mesh
+from ..support.tiers import first_fast
 
 pytest.importorskip("transformers")
 
@@ -22,7 +23,7 @@ from ..models.zoo import FAMILIES, OTHERS, make, padding, tokens
 from ..trainers.shards import watch
 
 ROWS, LENGTH, STEPS = 2, 24, 3
-CAUSAL = [name for name, family in (FAMILIES | OTHERS).items() if family.causal]
+CAUSAL = ["llama", *(name for name, family in (FAMILIES | OTHERS).items() if family.causal and name != "llama")]
 
 
 def causal_batch(name, step):
@@ -263,26 +264,6 @@ def check_accelerate_hooks(mesh):
         model(tokens(1, 8))
 
 
-def cases():
-    for name in CAUSAL:
-        yield f"causal {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name)
-    for name in ("llama", "opt", "qwen2"):
-        yield f"packed {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name, packed_batch)
-    for name in ("bert", "modernbert"):
-        yield f"masked {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name, masked_batch, shift=False)
-    yield "rows", lambda mesh: assert_trains_as_one(mesh, "llama", by="rows")
-    yield "halo", lambda mesh: assert_trains_as_one(mesh, "mistral", halo=8)
-    yield "batches", check_batches
-    yield "batches of the allocator", check_batches_of_the_allocator
-    yield "checkpoints", check_checkpoints
-    yield "DistributedDataParallel", lambda mesh: assert_trains_as_one(mesh, "llama", wrap=DistributedDataParallel)
-    yield "FSDP2", check_fully_shard
-    yield "compiled", check_compiled
-    yield "models of one's own", check_models_of_ones_own
-    yield "refusals", check_refusals
-    yield "Accelerate", check_accelerate_hooks
-
-
 def check_fully_shard(mesh):
     """Sharded parameters have the gradients of one process: the mean of the ranks."""
     whole = converted("qwen2")
@@ -325,22 +306,58 @@ def check_checkpoints(mesh):
         torch.testing.assert_close(one.grad, two.grad)
 
 
-errors = errors_fixture(cases, "context")
+@pytest.mark.parametrize("name", first_fast(CAUSAL))
+def test_rows_of_a_causal_model(name):
+    run_on_mesh(assert_trains_as_one, name)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in cases()])
-def test_two_ranks(errors, name):
-    assert_no_errors(errors, name)
+@pytest.mark.parametrize("name", first_fast(["llama", "opt", "qwen2"]))
+def test_packed_rows(name):
+    run_on_mesh(assert_trains_as_one, name, packed_batch)
 
 
-def check_ragged_rows(mesh):
-    """Lengths that three ranks divide and do not divide: tokens of 1 and of 2 rows, and whole rows."""
+@pytest.mark.parametrize("name", first_fast(["bert", "modernbert"]))
+def test_rows_of_a_masked_model(name):
+    run_on_mesh(functools.partial(assert_trains_as_one, shift=False), name, masked_batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mistral", {"halo": 8}),
+        pytest.param("llama", {"by": "rows"}, marks=pytest.mark.slow),
+        pytest.param("llama", {"wrap": DistributedDataParallel}, marks=pytest.mark.slow),
+    ],
+)
+def test_options(name, options):
+    run_on_mesh(functools.partial(assert_trains_as_one, **options), name)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_batches,
+        check_batches_of_the_allocator,
+        check_checkpoints,
+        pytest.param(check_compiled, marks=pytest.mark.slow),
+        check_fully_shard,
+        check_models_of_ones_own,
+        check_refusals,
+        check_accelerate_hooks,
+    ],
+)
+def test_two_ranks(check):
+    run_on_mesh(check)
+
+
+def check_ragged_rows(mesh, lengths_of_rows):
+    """Lengths that the ranks divide and do not divide, of tokens and of whole rows."""
     whole = converted("llama")
     sharded = copy.deepcopy(whole)
     parallelize_module(sharded, mesh, ContextParallel())
     shard = ContextBatches(sharded)
-    for rows in (1, 2, 3):
-        for length in (2, 3, 5, 11, 12, 13, 24, 25):
+    for rows in range(1, mesh.size() + 1):
+        for length in lengths_of_rows:
             input_ids, lengths = tokens(rows, length), length - 7 * torch.arange(rows) % length
             mask = (torch.arange(length) < lengths[:, None]).long()
             batch = {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
@@ -359,12 +376,8 @@ def flat_gradient(model, batch):
     return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
 
 
-def one_of_three(rank, port, folder):
-    join_group(rank, port, 3)
-    run_checks([("ragged", check_ragged_rows)], init_device_mesh("cpu", (3,)), rank, folder)
-    leave_group()
-
-
-def test_three_ranks_train_as_one(tmp_path):
-    run_ranks(one_of_three, tmp_path, world_size=3)
-    assert_no_errors(tmp_path, "ragged")
+@pytest.mark.parametrize(
+    ("ranks", "lengths"), [(2, [2, 13]), pytest.param(3, [2, 3, 5, 12, 13, 25], marks=pytest.mark.slow)]
+)
+def test_ragged_rows(ranks, lengths):
+    run_on_mesh(check_ragged_rows, lengths, world_size=ranks)

@@ -12,11 +12,13 @@ from torch.distributed.tensor.debug import CommDebugMode
 import seqwarm_kernels as sw
 from seqwarm_kernels.ops import backends, call_kind
 
-from ..support.ranks import join_group, leave_group, run_ranks
+from ..support.ranks import run_on_mesh
 
 ROWS, HEADS, KEY_HEADS, LENGTH, WIDTH = 4, 8, 4, 37, 8
 STARTS = (0, 10, 10, 37)
 BY_ROWS, BY_HEADS, WHOLE = Shard(0), Shard(1), Replicate()
+SLOPES = sw.alibi_slopes(HEADS)
+BY_ROW = SLOPES * torch.tensor([[1.0], [0.5], [2.0], [0.0]])  #: slopes of each row
 SERVING = [
     name for name in ("reference", "native") if backends.why_not("alibi_attention", name, "cpu", torch.float32) is None
 ]
@@ -87,48 +89,44 @@ def check(mesh, placements, slopes, options, is_packed=False, own=attend):
     return found[3]
 
 
-def two_ranks(rank, port):
-    join_group(rank, port)
-    mesh = init_device_mesh("cpu", (2,))
-    slopes = sw.alibi_slopes(HEADS)
-    by_row = slopes * torch.tensor([[1.0], [0.5], [2.0], [0.0]])
+def check_grid(mesh):
     for backend, placement, kind in itertools.product(SERVING, (BY_ROWS, BY_HEADS, WHOLE), ("rows", "one", "segments")):
         options = dense_options(kind) | {"backend": backend}
-        check(mesh, [placement], slopes, options)
-        check(mesh, [placement], by_row.clone().requires_grad_(), options)
-    check_slopes(mesh, slopes, by_row)
+        check(mesh, [placement], SLOPES, options)
+        check(mesh, [placement], BY_ROW.clone().requires_grad_(), options)
     for backend, placement in itertools.product(SERVING, (BY_HEADS, WHOLE)):
-        for given in (slopes, slopes[None] * torch.tensor([[1.0], [0.5], [2.0]])):
+        for given in (SLOPES, SLOPES[None] * torch.tensor([[1.0], [0.5], [2.0]])):
             check(mesh, [placement], given, {"backend": backend}, is_packed=True)
             options = {"backend": backend, "starts": torch.tensor([0, 9, -3])}
             check(mesh, [placement], given.clone().requires_grad_(), options, is_packed=True)
-    check_triton(mesh)
-    check_default_slopes(mesh)
-    check_uneven_rows(mesh)
-    check_compiled(mesh, slopes)
-    check_dropout(mesh, slopes)
-    check_share(mesh, slopes)
-    check_refused(mesh, slopes)
-    for kind_of in (call_kind._call_kind, call_kind.call_kind):  # a known call would take the local tensors for all
-        assert kind_of(slopes) is not None
-        assert kind_of(distribute_tensor(slopes, mesh, [WHOLE])) is None
-    leave_group()
 
 
-def check_slopes(mesh, slopes, by_row):
-    """Gradients of slopes are placed as the slopes. Where rows are sharded, those of shared slopes are summands."""
+def check_packed(mesh):
+    options = {"starts": torch.tensor([0, 9, -3])}
+    check(mesh, [BY_HEADS], SLOPES.clone().requires_grad_(), options, is_packed=True)
+
+
+def check_kind_of_call(mesh):
+    """A known call would take the local tensors for all."""
+    for kind_of in (call_kind._call_kind, call_kind.call_kind):
+        assert kind_of(SLOPES) is not None
+        assert kind_of(distribute_tensor(SLOPES, mesh, [WHOLE])) is None
+
+
+def check_slopes(mesh):
+    """Gradients of SLOPES are placed as the SLOPES. Where rows are sharded, those of shared SLOPES are summands."""
     cases = [
-        (slopes, BY_HEADS, Shard(0), Shard(0)),
-        (slopes, BY_HEADS, WHOLE, WHOLE),
-        (slopes, BY_ROWS, WHOLE, Partial("sum")),
-        (by_row, BY_HEADS, Shard(1), Shard(1)),
-        (by_row, BY_ROWS, Shard(0), Shard(0)),
+        (SLOPES, BY_HEADS, Shard(0), Shard(0)),
+        (SLOPES, BY_HEADS, WHOLE, WHOLE),
+        (SLOPES, BY_ROWS, WHOLE, Partial("sum")),
+        (BY_ROW, BY_HEADS, Shard(1), Shard(1)),
+        (BY_ROW, BY_ROWS, Shard(0), Shard(0)),
     ]
     for given, placement, own, expected in cases:
         learned = distribute_tensor(given, mesh, [own]).requires_grad_()
         gradient = check(mesh, [placement], learned, {})
         assert gradient.placements == (expected,), (placement, own, gradient.placements)
-    plain = check(mesh, [BY_ROWS], slopes.clone().requires_grad_(), {})
+    plain = check(mesh, [BY_ROWS], SLOPES.clone().requires_grad_(), {})
     assert type(plain) is torch.Tensor
 
 
@@ -162,16 +160,16 @@ def check_uneven_rows(mesh):
     assert torch.equal(out.full_tensor(), expected)
 
 
-def check_compiled(mesh, slopes):
+def check_compiled(mesh):
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    check(mesh, [BY_HEADS], slopes, dense_options("rows"), own=compiled)
-    check(mesh, [BY_ROWS], slopes.clone().requires_grad_(), {}, own=compiled)
-    learned = distribute_tensor(slopes, mesh, [WHOLE]).requires_grad_()
+    check(mesh, [BY_HEADS], SLOPES, dense_options("rows"), own=compiled)
+    check(mesh, [BY_ROWS], SLOPES.clone().requires_grad_(), {}, own=compiled)
+    learned = distribute_tensor(SLOPES, mesh, [WHOLE]).requires_grad_()
     check(mesh, [BY_HEADS], learned, {}, own=compiled)
 
 
-def check_dropout(mesh, slopes):
+def check_dropout(mesh):
     """The masks are those of one device, although each rank would draw another seed."""
     for placement, backend in itertools.product((BY_HEADS, BY_ROWS, WHOLE), SERVING):
         for is_packed in (False,) if placement == BY_ROWS else (False, True):
@@ -179,9 +177,9 @@ def check_dropout(mesh, slopes):
             sharded = [distribute_tensor(tensor, mesh, [placement]) for tensor in tensors]
             torch.manual_seed(mesh.get_rank())
             seeds = [_seed_after(rank) for rank in range(2)]
-            out, _ = attend(sharded, slopes, is_packed, dropout_p=0.3, backend=backend)
+            out, _ = attend(sharded, SLOPES, is_packed, dropout_p=0.3, backend=backend)
             torch.manual_seed(max(range(2), key=seeds.__getitem__))
-            expected, _ = attend(tensors, slopes, is_packed, dropout_p=0.3, backend=backend)
+            expected, _ = attend(tensors, SLOPES, is_packed, dropout_p=0.3, backend=backend)
             assert torch.equal(out.full_tensor(), expected), (placement, backend, is_packed)
 
 
@@ -192,7 +190,7 @@ def _seed_after(seed):
         return torch.randint(2**63 - 1, ()).item()
 
 
-def check_share(mesh, slopes):
+def check_share(mesh):
     *tensors, _ = inputs(False)
     sharded = [distribute_tensor(tensor, mesh, [BY_HEADS]) for tensor in tensors]
     share = sw.attended_share(*sharded)
@@ -200,7 +198,7 @@ def check_share(mesh, slopes):
     assert torch.equal(share.full_tensor(), sw.attended_share(*tensors))
 
 
-def check_refused(mesh, slopes):
+def check_refused(mesh):
     tensors = inputs(False)[:3]
     query, key, value = tensors
 
@@ -208,15 +206,15 @@ def check_refused(mesh, slopes):
         return [distribute_tensor(tensor, mesh, placements) for tensor in tensors]
 
     by_heads, by_rows = on(tensors, BY_HEADS), on(tensors, BY_ROWS)
-    [replicated_key, replicated_slopes] = on([key, slopes], WHOLE)
+    [replicated_key, replicated_slopes] = on([key, SLOPES], WHOLE)
     refused = [
         (ValueError, "query", on(tensors, Shard(2))),
         (ValueError, "query", on(tensors, Shard(3))),
         (ValueError, "key", [by_heads[0], replicated_key, by_heads[2]]),
         (TypeError, "value", [*by_heads[:2], value]),
         (TypeError, "query", [query, key, value, replicated_slopes]),
-        (ValueError, "slopes", [*by_rows, *on([slopes], Shard(0))]),
-        (ValueError, "slopes", [*by_heads, slopes[:4]]),
+        (ValueError, "slopes", [*by_rows, *on([SLOPES], Shard(0))]),
+        (ValueError, "slopes", [*by_heads, SLOPES[:4]]),
         (ValueError, "query", on([query[:, :6], key[:, :3], value[:, :3]], BY_HEADS)),
         (ValueError, "query", on([tensor[:1] for tensor in tensors], BY_ROWS)),
     ]
@@ -224,23 +222,16 @@ def check_refused(mesh, slopes):
         with pytest.raises(error, match=f"^{name}"):
             sw.alibi_attention(*arguments)
     with pytest.raises(ValueError, match=r"^query"):
-        attend(on(inputs(True)[:3], Shard(0)), slopes, True)
+        attend(on(inputs(True)[:3], Shard(0)), SLOPES, True)
 
 
-@pytest.mark.slow
-def test_two_ranks():
-    run_ranks(two_ranks)
-
-
-def four_ranks(rank, port):
+def check_rows_and_heads(mesh):
     """A mesh of two dimensions: rows over one, heads over the other."""
-    join_group(rank, port, world_size=4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    slopes = sw.alibi_slopes(HEADS)
     for placements in ([BY_ROWS, BY_HEADS], [BY_HEADS, BY_HEADS], [BY_ROWS, BY_ROWS], [WHOLE, BY_HEADS]):
         for learned in (False, True):
-            check(mesh, placements, slopes.clone().requires_grad_(learned), dense_options("rows"))
-    learned = distribute_tensor(slopes, mesh, [WHOLE, Shard(0)]).requires_grad_()
+            check(mesh, placements, SLOPES.clone().requires_grad_(learned), dense_options("rows"))
+    learned = distribute_tensor(SLOPES, mesh, [WHOLE, Shard(0)]).requires_grad_()
     assert check(mesh, [BY_ROWS, BY_HEADS], learned, {}).placements == (Partial("sum"), Shard(0))
     *tensors, _ = inputs(False)
     sharded = [distribute_tensor(tensor, mesh, [BY_ROWS, BY_HEADS]) for tensor in tensors]
@@ -248,9 +239,28 @@ def four_ranks(rank, port):
     out = sw.alibi_attention(*sharded, dropout_p=0.5)
     torch.manual_seed(0)
     assert torch.equal(out.full_tensor(), sw.alibi_attention(*tensors, dropout_p=0.5))
-    leave_group()
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        check_slopes,
+        check_packed,
+        check_kind_of_call,
+        check_default_slopes,
+        check_uneven_rows,
+        check_share,
+        check_refused,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (check_grid, check_triton, check_compiled, check_dropout)
+        ),
+    ],
+)
+def test_two_ranks(each):
+    run_on_mesh(each)
 
 
 @pytest.mark.slow
 def test_four_ranks():
-    run_ranks(four_ranks, world_size=4)
+    run_on_mesh(check_rows_and_heads, world_size=4)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -13,7 +12,8 @@ from seqwarm_kernels.parallel import ShardSlopes
 
 from ..models import zoo
 from ..models.zoo import transformers
-from ..support.ranks import join_group, leave_group, run_ranks
+from ..support.ranks import run_on_mesh
+from ..support.tiers import first_fast
 
 distributed = pytest.importorskip("transformers.distributed")
 
@@ -52,41 +52,33 @@ def slopes_of(model):
     return [module.slopes for module in model.modules() if isinstance(module, AlibiHeads)]
 
 
-def two_ranks(rank, port, folder):
-    join_group(rank, port)
+def saved(mesh, name, folder):
+    """Saves a model for all ranks."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    mesh = init_device_mesh("cpu", (2,))
-    for name in MODELS:
-        if rank == 0:
-            zoo.make(name).save_pretrained(folder / name)
+    if mesh.get_rank() == 0:
+        zoo.make(name).save_pretrained(folder / name)
     torch.distributed.barrier()
-    for number, name in enumerate(PLANNED):
-        check_planned(name, folder, learn_slopes=number % 2 == 1)
-    check_parallelized(mesh, folder / "fixed", learn_slopes=False)
-    check_parallelized(mesh, folder / "learned", learn_slopes=True)
-    check_dropout(mesh)
-    check_refused(mesh, folder)
-    leave_group()
 
 
-def check_planned(name, folder, learn_slopes):
+def check_planned(mesh, folder, name, learn_slopes):
     """`from_pretrained` with a plan, then `apply_alibi`; the saved checkpoint is that of one process."""
+    saved(mesh, name, folder)
     alone = load(name, folder / name)
     sw.apply_alibi(alone, 64, learn_slopes=learn_slopes)
     together = load(name, folder / name, tp_size=2)
     sw.apply_alibi(together, 64, learn_slopes=learn_slopes)
     assert all(isinstance(slopes, DTensor) == (name not in ALL_HEADS) for slopes in slopes_of(together)), name
     assert losses(together) == pytest.approx(losses(alone), rel=1e-5), name
-    saved = folder / f"{name}-saved"
-    together.save_pretrained(saved)
+    written = folder / f"{name}-saved"
+    together.save_pretrained(written)
     torch.distributed.barrier()
-    again = sw.load_alibi_model(type(alone), saved)
+    again = sw.load_alibi_model(type(alone), written)
     for key, value in alone.state_dict().items():
         torch.testing.assert_close(again.state_dict()[key], value, rtol=1e-4, atol=1e-5)
     tokens = batches()[0]
     config = distributed.DistributedConfig(tp_size=2)
-    loaded = sw.load_alibi_model(type(alone), saved, distributed_config=config)
+    loaded = sw.load_alibi_model(type(alone), written, distributed_config=config)
     with torch.no_grad():
         torch.testing.assert_close(loaded(tokens).logits, again(tokens).logits, rtol=1e-4, atol=1e-5)
 
@@ -108,8 +100,8 @@ def check_parallelized(mesh, folder, learn_slopes):
         assert state.keys() == expected.keys()
         torch.testing.assert_close(dict(state), dict(expected), rtol=1e-4, atol=1e-5)
         together.save_pretrained(folder, state_dict=state)
-        saved = sw.load_alibi_model(type(alone), folder).state_dict()
-        torch.testing.assert_close(dict(saved), dict(expected), rtol=1e-4, atol=1e-5)
+        loaded = sw.load_alibi_model(type(alone), folder).state_dict()
+        torch.testing.assert_close(dict(loaded), dict(expected), rtol=1e-4, atol=1e-5)
     heads = next(module for module in together.modules() if isinstance(module, AlibiHeads))
     heads.reset_parameters()
     assert heads.slopes.full_tensor().tolist() == pytest.approx(slopes[0])
@@ -141,6 +133,8 @@ def check_dropout(mesh):
 
 
 def check_refused(mesh, folder):
+    for name in ("gpt2", "bloom", "stablelm", "gemma"):
+        saved(mesh, name, folder)
     for name in ("gpt2", "bloom", "stablelm"):
         with pytest.raises(ValueError, match="tp_plan"):
             load(name, folder / name, tp_size=2)
@@ -171,8 +165,24 @@ def check_refused(mesh, folder):
 
 
 @pytest.mark.slow
-def test_two_ranks(tmp_path):
-    run_ranks(two_ranks, tmp_path)
+@pytest.mark.parametrize("name", PLANNED)
+def test_plans(tmp_path, name):
+    run_on_mesh(check_planned, tmp_path, name, PLANNED.index(name) % 2 == 1)
+
+
+@pytest.mark.parametrize("learn_slopes", first_fast([True, False]))
+def test_a_parallelized_model(tmp_path, learn_slopes):
+    run_on_mesh(check_parallelized, tmp_path, learn_slopes)
+
+
+@pytest.mark.slow
+def test_dropout():
+    run_on_mesh(check_dropout)
+
+
+@pytest.mark.slow
+def test_refused(tmp_path):
+    run_on_mesh(check_refused, tmp_path)
 
 
 def test_every_family_with_a_plan_is_tried():

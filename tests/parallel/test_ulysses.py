@@ -7,25 +7,21 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 
 from seqwarm_kernels.parallel import heads_to_tokens, local_heads, tokens_to_heads
 
-from ..support.ranks import join_group, leave_group, run_ranks
+from ..support.ranks import run_on_mesh
+from ..support.tiers import first_fast
 
 ROWS, HEADS, LENGTH, WIDTH = 3, 8, 20, 5
 
 
-def ranks(rank, port, world_size):
-    join_group(rank, port, world_size=world_size)
-    mesh = init_device_mesh("cpu", (world_size,))
-    torch.manual_seed(0)
-    tensor = torch.randn(ROWS, HEADS, LENGTH, WIDTH)
-    tokens = slice(rank * LENGTH // world_size, (rank + 1) * LENGTH // world_size)
-    check_exchange(rank, mesh, tensor, tokens)
-    check_compiled(mesh, tensor, tokens)
-    check_refused(mesh, tensor)
-    leave_group()
+def whole_and_own(mesh):
+    """A tensor, and the tokens of this rank."""
+    part = LENGTH // mesh.size()
+    return torch.randn(ROWS, HEADS, LENGTH, WIDTH), slice(mesh.get_rank() * part, (mesh.get_rank() + 1) * part)
 
 
-def check_exchange(rank, mesh, tensor, tokens):
-    heads = slice(rank * HEADS // mesh.size(), (rank + 1) * HEADS // mesh.size())
+def check_exchange(mesh):
+    tensor, tokens = whole_and_own(mesh)
+    heads = slice(mesh.get_rank() * HEADS // mesh.size(), (mesh.get_rank() + 1) * HEADS // mesh.size())
     by_heads = tokens_to_heads(tensor[:, :, tokens], mesh)
     assert torch.equal(by_heads, tensor[:, heads])
     assert torch.equal(heads_to_tokens(by_heads, mesh), tensor[:, :, tokens])
@@ -35,7 +31,9 @@ def check_exchange(rank, mesh, tensor, tokens):
         assert torch.equal(local_heads(slopes, mesh), slopes[..., heads])
 
 
-def check_compiled(mesh, tensor, tokens):
+def check_compiled(mesh):
+    tensor, tokens = whole_and_own(mesh)
+
     def there_and_back(part):
         return heads_to_tokens(2 * tokens_to_heads(part, mesh), mesh)
 
@@ -46,8 +44,8 @@ def check_compiled(mesh, tensor, tokens):
     assert torch.equal(part.grad, torch.full_like(part, 2))
 
 
-def check_refused(mesh, tensor):
-    size = mesh.size()
+def check_refused(mesh):
+    (tensor, _), size = whole_and_own(mesh), mesh.size()
     square = init_device_mesh("cpu", (1, size))
     cases = [
         (ValueError, "heads", tokens_to_heads, tensor[:, :3], mesh),
@@ -64,7 +62,7 @@ def check_refused(mesh, tensor):
             function(argument, of_ranks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks(world_size):
-    run_ranks(ranks, world_size, world_size=world_size)
+@pytest.mark.parametrize("size", first_fast([2, 4]))
+@pytest.mark.parametrize("check", [check_exchange, check_refused, pytest.param(check_compiled, marks=pytest.mark.slow)])
+def test_ranks(check, size):
+    run_on_mesh(check, world_size=size)

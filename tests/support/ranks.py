@@ -3,12 +3,12 @@
 import contextlib
 import gc
 import multiprocessing
+import multiprocessing.connection
 import os
 import secrets
 import socket
 import traceback
 
-import pytest
 import torch
 import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
@@ -67,52 +67,67 @@ def leave_group():
     torch.distributed.destroy_process_group()
 
 
-def run_checks(checks, mesh, rank, folder):
-    """Call each check(mesh) of (name, check) with the same seed. Its error becomes a file, and the others still run."""
-    for name, check in checks:
-        torch.manual_seed(0)
-        try:
-            check(mesh)
-        except BaseException:  # also pytest's own
-            (folder / f"{name}-{rank}").write_text(traceback.format_exc())
+def run_on_mesh(function, *arguments, world_size=2):
+    """What function(mesh, *arguments), a module-level function, returns on each rank of a mesh, or the first error.
+
+    The processes stay, for the calls of all tests. Each call starts with the same seed.
+    """
+    if world_size not in _MESHES:
+        _MESHES[world_size] = _started(world_size)
+    pipes = _MESHES[world_size]
+    for pipe in pipes:
+        pipe.send((function, arguments))
+    answers = {}
+    try:
+        while len(answers) < world_size:
+            for pipe in multiprocessing.connection.wait(set(pipes) - answers.keys()):
+                error, answers[pipe] = pipe.recv()
+                assert error is None, error
+    except BaseException:  # other ranks may wait for the one that failed
+        _stop(world_size)
+        raise
+    return [answers[pipe] for pipe in pipes]
 
 
-def assert_no_errors(folder, name):
-    """No rank has written an error of this check."""
-    found = [path.read_text() for path in folder.glob(f"{name}-*")]
-    assert not found, "\n".join(found)
+_MESHES = {}  #: for each number of ranks: the pipes to them, by process
 
 
-def errors_fixture(checks, dim_name=None):
-    """A fixture: the folder of the errors of `checks()`, a module-level function, on a mesh of two ranks."""
-
-    @pytest.fixture(scope="module")
-    def errors(tmp_path_factory):
-        folder = tmp_path_factory.mktemp("errors")
-        run_ranks(_check, checks, dim_name, folder)
-        return folder
-
-    return errors
+def _started(world_size):
+    port, pipes = free_port(), {}
+    for rank in range(world_size):
+        pipe, end = SERVER.Pipe()
+        pipes[pipe] = SERVER.Process(target=_serve, args=(rank, port, world_size, end), daemon=True)
+        pipes[pipe].start()
+        end.close()
+    return pipes
 
 
-def _check(rank, port, checks, dim_name, folder):
-    join_group(rank, port)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=dim_name and (dim_name,))
-    run_checks(checks(), mesh, rank, folder)
-    leave_group()
+def _stop(world_size):
+    for process in _MESHES.pop(world_size).values():
+        process.kill()
+        process.join()
+
+
+def _serve(rank, port, world_size, pipe):
+    join_group(rank, port, world_size)
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("ranks",))
+    with contextlib.suppress(EOFError):
+        while True:
+            function, arguments = pipe.recv()
+            torch.manual_seed(0)
+            try:
+                answer = None, function(mesh, *arguments)
+            except BaseException:  # also pytest's own
+                answer = traceback.format_exc(), None
+            pipe.send(answer)
+    os._exit(0)  # torch would warn of collectives that no check has waited for
 
 
 def mean_of_two_ranks(train, *arguments):
     """The mean of the tensors that `train(rank, *arguments)`, a module-level function, returns on two ranks."""
-    queue = SERVER.SimpleQueue()
-    run_ranks(_one, queue, train, arguments)
-    return torch.tensor(queue.get())
+    return torch.tensor(run_on_mesh(_numbers, train, arguments), dtype=torch.float64).mean(0).float()
 
 
-def _one(rank, port, queue, train, arguments):
-    join_group(rank, port)
-    result = train(rank, *arguments)
-    torch.distributed.all_reduce(result)
-    if rank == 0:
-        queue.put((result / 2).tolist())
-    leave_group()
+def _numbers(mesh, train, arguments):
+    """Plain ones: a tensor would be sent through shared memory."""
+    return train(mesh.get_rank(), *arguments).tolist()

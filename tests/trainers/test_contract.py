@@ -77,7 +77,7 @@ def assert_figures(logged, records):
             assert own == {}
 
 
-@each_case(CASES | dict(grid()), fast=CASES.keys() - {"flatten-accumulated", "packed-flatten", "segments-packed"})
+@each_case(CASES | dict(grid()), fast=["truncate-padded", "last-token", "packed-truncate", "segments"])
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     assert len({*expected.lengths}) > 1
@@ -101,11 +101,11 @@ def test_segments_train_as_flatten(adapter, case, tmp_path):
 
 RESUMED = {
     name: replace(CASES[name], saves=True, evaluate_every=None)
-    for name in ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
+    for name in ("truncate-padded", "last-token", "flatten", "packed-reshape")
 } | {"logged-seldom": Case(saves=True, evaluate_every=None, log_every=3)}
 
 
-@each_case(RESUMED, fast=["truncate-padded", "logged-seldom"])
+@each_case(RESUMED, fast=["truncate-padded"])
 def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, tmp_path):
     expected, half = oracle.train(case, adapter.rule), case.epoch_steps
     whole = adapter(case, Model(), tmp_path)
@@ -154,19 +154,15 @@ def test_records_have_the_moments_of_the_optimizer(adapter, tmp_path):
 
 
 ENDS = {
-    "max-steps": {"rates": "StepByTokens", "max_steps": 5},
-    "total-tokens": {"rates": "TokenLR by a function", "total_tokens": 70},
-    "error": {"rates": "TokenLR", "fails": ArithmeticError},
-    "interrupt": {"rates": "StepByTokens", "fails": KeyboardInterrupt},
+    "max-steps": Case(rates="StepByTokens", max_steps=5),
+    "total-tokens": Case({}, "token", 120, rates="TokenLR by a function", total_tokens=70),
+    "error": Case({}, "token", 120, rates="TokenLR", fails=ArithmeticError),
+    "interrupt": Case(rates="StepByTokens", fails=KeyboardInterrupt),
 }
-ENDING = {
-    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, is_watched=True, **ENDS[end])
-    for end in ENDS
-    for unit, duration in (("step", 10), ("token", 120))
-}
+ENDING = {name: replace(case, evaluate_every=None, is_watched=True) for name, case in ENDS.items()}
 
 
-@each_case(ENDING, fast=["total-tokens-token", "interrupt-step"])
+@each_case(ENDING, fast=["total-tokens"])
 def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)
@@ -197,7 +193,7 @@ SHORT = {
 }
 
 
-@each_case(SHORT, fast=SHORT, warns_of_short=True)
+@each_case(SHORT, fast=["max-steps", "epochs"], warns_of_short=True)
 def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(adapter, case, tmp_path):
     training, by_hand = adapter(case, Model(), tmp_path), oracle.train(case, adapter.rule)
     with warnings.catch_warnings():

@@ -9,14 +9,25 @@ pytest.importorskip("transformers")
 
 from ..models.zoo import FAMILIES
 from .contract.cases import LENGTH, LONGEST, Case
-from .contract.table import TRAINERS, adapter_of, each_case
+from .contract.table import TRAINERS, adapter_of, each_case, each_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # hints of the trainers
 CASES = {name: Case(network=name, adam=True, saves=True) for name in FAMILIES}
 
 
-@each_case(CASES, fast=["gpt2"])
+@pytest.mark.slow
+@each_trainer(has_monitor=True, knows_steps_of_epochs=False)
+def test_gpt2_in_other_trainers(adapter, tmp_path):
+    check(adapter, CASES["gpt2"], tmp_path)
+
+
+@each_case(CASES, fast=[], knows_steps_of_epochs=True)
 def test_a_family_trains_evaluates_and_resumes(adapter, case, tmp_path):
+    """In a Hugging Face Trainer, which reads the model's class."""
+    check(adapter, case, tmp_path)
+
+
+def check(adapter, case, tmp_path):
     """As in a loop of one's own. A resumed training ends with the same bits."""
     (tmp_path / "plain").mkdir()
     expected = adapter_of("plain")(case, case.model(), tmp_path / "plain").run()

@@ -20,6 +20,7 @@ import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..support.huggingface import logged, quiet_trainer
+from ..support.tiers import first_fast
 
 WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
 
@@ -68,6 +69,7 @@ def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
     assert "cu_seq_lens_q" not in seen
 
 
+@pytest.mark.slow
 def test_a_search_for_the_batch_size_starts_over(tmp_path):
     """The first step had the rate of the last one before, 0.7 of the peak, and not that of 0 tokens."""
     warmed, warmup, rates = model(), SequenceLengthWarmup(schedule()), []
@@ -101,7 +103,7 @@ def test_a_compiled_model_is_warmed_up(tmp_path):
     torch.testing.assert_close(logged(compiled), logged(plain), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("copied", first_fast([copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]))
 def test_a_copy_trains_by_itself(tmp_path, copied):
     source, path = SequenceLengthWarmup(schedule(), mode="reshape"), tmp_path / "monitor.jsonl"
     training = trained(tmp_path, model(), [copied(source), copied(Monitor(JsonLines(path)))], max_steps=3)
@@ -185,7 +187,9 @@ def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
     assert type(other) is type(training)
 
 
-@pytest.mark.parametrize(("total", "steps", "delay", "evaluations"), [(56, 4, 0, 1), (57, 5, 5, 1), (57, 5, 6, 0)])
+@pytest.mark.parametrize(
+    ("total", "steps", "delay", "evaluations"), first_fast([(57, 5, 5, 1), (56, 4, 0, 1), (57, 5, 6, 0)])
+)
 def test_an_end_by_tokens_evaluates_and_saves_as_one_by_max_steps(tmp_path, total, steps, delay, evaluations):
     """Rows of 16 tokens, cut to 4, 4, 8, 12, 16: a batch of two more has 8, 16, 32, 56, 88 tokens in all."""
     settings = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 500, "eval_strategy": "steps"}
@@ -207,11 +211,11 @@ def test_a_monitor_alone_changes_no_loss(tmp_path):
     for callbacks in ([], [Monitor()]):
         made = model()
         made.loss_type = None
-        losses.append(logged(trained(tmp_path, made, callbacks, **ADAM)))
+        losses.append(logged(trained(tmp_path, made, callbacks, **ADAM, max_steps=3)))
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("thresholds", [(1.01, 1.75, 1.01), (1.01,)])
+@pytest.mark.parametrize("thresholds", first_fast([[1.01, 1.75, 1.01], [1.01]]))
 def test_each_of_several_monitors_resumes_with_its_counts(tmp_path, thresholds):
     """One that is added later does not change them."""
     whole = [Monitor(spike_threshold=each) for each in thresholds]
@@ -233,9 +237,7 @@ class LossOutside(transformers.Trainer):
         return 2 * model(**inputs, num_items_in_batch=num_items_in_batch).loss
 
 
-@pytest.mark.parametrize(
-    ("kind", "smoothing"), [(LossOutside, 0.0), (transformers.Trainer, 0.1)], ids=["compute_loss", "smoothing"]
-)
+@pytest.mark.parametrize(("kind", "smoothing"), first_fast([(LossOutside, 0.0), (transformers.Trainer, 0.1)]))
 def test_a_loss_from_outside_of_the_model_is_watched(tmp_path, kind, smoothing):
     records = []
     arguments = {**ADAM, "label_smoothing_factor": smoothing, "gradient_accumulation_steps": 2}

@@ -95,13 +95,16 @@ def mean_loss(make, step_rows, options, collator=default_collate):
     ("make", "collator", "options", "kind"),
     [
         (gpt2, default_collate, {}, transformers.Trainer),
-        (gpt2, default_collate, {"mode": "reshape"}, transformers.Trainer),
         (gpt2, with_shifted_labels, {}, transformers.Trainer),
-        (model, default_collate, {}, CountsAllLabels),
-        (model, with_shifted_labels, {}, CountsAllLabels),
-        (llava, default_collate, {}, transformers.Trainer),
-        (llava, default_collate, {"mode": "reshape"}, transformers.Trainer),
         (OwnLoss, default_collate, {}, transformers.Trainer),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (gpt2, default_collate, {"mode": "reshape"}, transformers.Trainer),
+                (model, default_collate, {}, CountsAllLabels),
+                (llava, default_collate, {}, transformers.Trainer),
+            ]
+        ),
     ],
 )
 def test_the_loss_is_the_mean_over_the_labels_of_cut_rows(tmp_path, make, collator, options, kind):

@@ -20,6 +20,7 @@ import trl
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..support.huggingface import logged, quiet_trainer
+from ..support.tiers import first_fast
 
 WORDS, LENGTH, LEARNING_RATE, BETA = 50, 16, 0.5, 0.5
 PADDING, END = 0, 1
@@ -126,6 +127,7 @@ def test_sft_equals_a_loop(tmp_path):
     assert logged(trainer, "num_tokens") == logged(trainer, "train_tokens") == expected
 
 
+@pytest.mark.slow
 def test_tokens_in_the_logs_after_a_resume(tmp_path):
     """TRL counts from 0 again."""
     settings = {"max_length": LENGTH, "save_strategy": "steps", "save_steps": 2}
@@ -147,7 +149,7 @@ def packed_loss(policy, step, length, is_split):
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "reshape", "remainder": "pad"}], ids=str)
+@pytest.mark.parametrize("options", first_fast([{}, {"mode": "reshape", "remainder": "pad"}]), ids=str)
 def test_sft_trains_on_every_packed_sequence(tmp_path, options):
     data = [{"input_ids": row.tolist()} for row in torch.randint(2, WORDS, (16, LENGTH))]
     trainer = trained(tmp_path, *SFT, data, options=options, packing=True, max_length=2 * LENGTH)

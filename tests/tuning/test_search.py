@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels.tuning.search import largest_stable
 
+from ..support.tiers import examples
+
 LENGTHS = st.integers(1, 6)
 DURATIONS = st.integers(1, 70)
 
@@ -47,6 +49,7 @@ def test_the_smallest_length_that_is_stable_at_the_shortest_duration(lengths, du
     assert len(asked) <= stable[0] + 1 + math.ceil(math.log2(durations))
 
 
+@examples(30)
 @given(LENGTHS, DURATIONS, st.data())
 def test_between_a_lower_and_an_upper_bound(lengths, durations, data):
     bounds = st.tuples(st.integers(1, durations), st.integers(1, durations)).map(sorted)
@@ -65,6 +68,7 @@ def test_between_a_lower_and_an_upper_bound(lengths, durations, data):
         assert found[1] + 1 == stretches[found[0]][1], "a longer duration is stable as well"
 
 
+@examples(50)
 @given(LENGTHS, DURATIONS, st.data())
 def test_the_result_was_tried_and_was_stable_in_any_region(lengths, durations, data):
     """Also if stability is not monotone."""

@@ -133,7 +133,7 @@ class Recorded:
             yield validation
 
 
-@pytest.mark.parametrize("stop", [0, 1, 7, 12, 13, 14, 30, 44])
+@pytest.mark.parametrize("stop", [0, 7, 13, 44])
 def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
     uninterrupted = tune(Recorded(), folder=tmp_path / "uninterrupted")
     interrupted = tmp_path / "interrupted"
@@ -231,7 +231,7 @@ def test_a_folder_with_other_files_is_refused_and_keeps_them(tmp_path):
     assert tune(Formula(region), folder=tmp_path / "killed").duration == 700
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"validations": []}', '{"validations": [{"progress": 1}]}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"validations": [{"progress": 1}]}'])
 @pytest.mark.parametrize("name", ["trial_min8_duration200.json", "configuration.json"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
     tune(Formula(region), folder=tmp_path)

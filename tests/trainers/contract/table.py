@@ -51,11 +51,11 @@ DECODERS = {
 
 
 def grid():
-    """Every mode and remainder, in every unit, on rows and padded rows, with accumulation and without."""
+    """Every mode and remainder in every unit, on rows and padded rows, with accumulation and without in turns."""
     methods = [{}, FLATTEN, *map(reshape, ("drop", "pad", "overlap"))]
-    for options, unit, data, accumulate in itertools.product(
-        methods, ("step", "token", "sample"), ("rows", "padded"), (1, 2)
-    ):
+    turns = itertools.cycle(itertools.product(("rows", "padded"), (1, 2)))
+    for options, unit in itertools.product(methods, ("step", "token", "sample")):
+        data, accumulate = next(turns)
         tokens = (400 if options else 120) // (1 if data == "rows" else 2)
         duration = {"step": 10 // accumulate, "token": tokens, "sample": 30 if options else 20}[unit]
         name = "-".join([*(options.values() or ["truncate"]), unit, data, str(accumulate)])
