@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -358,3 +359,22 @@ def test_a_negative_view_as_gradient_of_lse(backend):
         torch.autograd.grad(lse, query, weight, retain_graph=True) for weight in (torch._neg_view(weights), -weights)
     )
     assert torch.equal(*got, *want)
+
+
+def test_threads():
+    tensors = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    expected = alibi_attention(*tensors, backend="native")
+    fast_path._checked_calls.clear()
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: alibi_attention(*tensors, backend="native"), range(12)))
+    torch.testing.assert_close(got, [expected] * 12, rtol=0, atol=0)
+
+
+@each_backend
+def test_batched_gradients(backend):
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    rows = torch.randn(2, 1, 2, 4, 8)
+    out = alibi_attention(leaf, leaf, leaf, backend=backend)
+    expected = [torch.autograd.grad(out, leaf, row, retain_graph=True)[0] for row in rows]
+    (got,) = torch.autograd.grad(out, leaf, rows, is_grads_batched=True)
+    torch.testing.assert_close(got, torch.stack(expected))

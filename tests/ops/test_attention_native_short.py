@@ -169,3 +169,11 @@ def test_memory_of_calls_before_changes_nothing(start, length, dtype, dropout_p)
     for result, again in zip(first, in_new_thread(lambda: differentiate(attend, leaves, weights)), strict=True):
         assert not result.isnan().any()
         assert torch.equal(result, again)
+
+
+@pytest.mark.parametrize("length", [4, 100])
+def test_keys_that_are_minus_infinity_have_no_weight(length):
+    query, value = torch.ones(1, 2, length, 16), torch.randn(1, 2, length, 16)
+    out, lse = alibi_attention_with_lse((query, torch.full_like(query, float("-inf")), value))
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()
