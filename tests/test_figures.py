@@ -43,8 +43,7 @@ def test_a_backend_does_not_change_a_look():
 @pytest.mark.parametrize(
     "names",
     [
-        [peer.name for peer in vars(peers).values() if isinstance(peer, peers.Peer)]
-        + [peers.OURS, peers.OURS_NO_SKIP],
+        [peer.name for peer in vars(peers).values() if isinstance(peer, peers.Peer)] + [peers.OURS, peers.OURS_NO_SKIP],
         [implementations.OURS, implementations.OURS_OUT, implementations.FOREACH, implementations.COMPILED],
         ["full length throughout", "sequence-length warmup", "half the batch, full length"],
         ["ring", "all-gather", "Ulysses", "halo"],
