@@ -42,9 +42,11 @@ class RunFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         file = self.path / name
         try:
-            values: dict[str, Any] = json.loads(file.read_text())
+            values = json.loads(file.read_text())
         except ValueError as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{file} must be a JSON object, got {values!r}")
         return values
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
