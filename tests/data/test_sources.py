@@ -136,14 +136,17 @@ class Reading(RuleBasedStateMachine):
         buffer=st.integers(1, 90),
         shuffle=st.booleans(),
         infinite=st.booleans(),
+        served=st.integers(0, 200),
     )
-    def make(self, seed, rank, buffer, shuffle, infinite):
+    def make(self, seed, rank, buffer, shuffle, infinite, served):
         self.infinite = infinite
         self.settings = {"seed": seed, "shuffle": shuffle, "rank": rank[0], "world_size": rank[1]}
         self.settings |= buffered(self.name, buffer)
         self.uninterrupted, self.epochs = self.opened(), []
         self.source, self.place = self.opened(infinite=infinite), (0, 0)
         self.iterator = iter(self.source)
+        self.take(served)  # at most an epoch of a source that ends
+        self.take(served % 30)
 
     def opened(self, **more):
         return FORMATS[self.name][1](self.path, **self.settings, **more)
@@ -241,7 +244,7 @@ def test_an_iterator_that_is_dropped_leaves_nothing_open(make):
     iterator = iter(source)
     drawn(iterator, 10)
     del iterator
-    assert opened() == before
+    assert all(now <= then for now, then in zip(opened(), before, strict=True))  # a thread may have ended since
     del source
 
 

@@ -191,13 +191,14 @@ def test_a_split_by_rank():
     assert NodeSource(nodes.IterableWrapper(ListSource(ITEMS))).world_size == 1
 
 
-def test_the_threads_of_a_loader_end_with_it():
+def test_the_threads_of_a_loader_end_with_it(monkeypatch):
     def prepare(items):
-        time.sleep(0.6)  # torchdata waits for half a second
+        time.sleep(0.2)
         return {"input_ids": torch.ones(1, 1)}
 
+    monkeypatch.setattr("torchdata.nodes.map.QUEUE_TIMEOUT", 0.001)  # torchdata waits for five of these
     before = threading.active_count()
-    loader = batch_loader(make_batches("sampler"), prepare, num_workers=2)
+    loader = batch_loader(make_batches("sampler"), prepare, num_workers=2, prefetch=8)
     next(iter(loader))
     assert threading.active_count() > before
     del loader
