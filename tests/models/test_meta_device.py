@@ -8,7 +8,7 @@ from seqwarm_kernels import alibi_slopes, apply_alibi
 
 from .zoo import FAMILIES, HEADS, converted, heads_of, make, slopes_of, tokens, transformers
 
-OWN = [0.75, 0.1, 0.0, 2.0]
+OWN = (0.75, 0.1, 0.0, 2.0)
 DEFAULT = alibi_slopes(HEADS).tolist()
 
 
