@@ -77,7 +77,7 @@ def test_rows(hopper, name):
     check(hopper, a_third_of(name))
 
 
-@pytest.mark.parametrize("name", first_fast(FORWARD_ROWS))
+@pytest.mark.parametrize("name", ["queries beyond the keys", *first_fast([*FORWARD_ROWS][:-1])])
 def test_rows_of_forward(hopper, name):
     check(hopper, FORWARD_ROWS[name], KERNELS[:1])
 
