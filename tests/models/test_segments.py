@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy
 
 import seqwarm_kernels.models.seqwarm  # noqa: F401
-from seqwarm_kernels import SequenceLengthScheduler, alibi_attention
+from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, resize_batch
 
 from .zoo import FAMILIES, VOCABULARY, changed_by, converted, make, transformers
 
@@ -433,3 +433,16 @@ def test_labels_of_a_model_that_does_not_shift_them_are_kept():
     schedule(4).attach(model.train(), mode="segments")
     expected = sum(parts) / len(parts)
     assert model(input_ids=ids, labels=labels).loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_flex_attention_keeps_segments_apart():
+    """Its forward. It has no backward on a CPU, so `attach` refuses it there."""
+    model, other = make("llama", attention="flex_attention"), make("llama", attention="sdpa")
+    batch = {"input_ids": torch.randint(VOCABULARY, (2, 64))}  # of other lengths torch 2.13 has wrong results with AVX2
+    with torch.no_grad():
+        segments = model(**resize_batch(batch, 16, mode="segments")).logits
+        expected = other(**resize_batch(batch, 16, mode="flatten"), use_cache=False).logits
+    torch.testing.assert_close(segments, expected.view_as(segments), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="FlexAttention"):
+        schedule(4).attach(model, mode="segments")

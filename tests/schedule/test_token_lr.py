@@ -144,6 +144,35 @@ def test_a_state_that_the_scheduler_inside_refuses_changes_nothing():
     assert schedule.get_last_lr() == other.get_last_lr()
 
 
+def schedulers_of_torch(optimizer):
+    torch_lr = torch.optim.lr_scheduler
+    first, second = torch_lr.ConstantLR(optimizer, 0.5, 2), torch_lr.ExponentialLR(optimizer, 0.9)
+    return [
+        torch_lr.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        torch_lr.MultiStepLR(optimizer, [2, 4]),
+        torch_lr.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
+        torch_lr.OneCycleLR(optimizer, 0.1, total_steps=50),
+        torch_lr.CosineAnnealingWarmRestarts(optimizer, 3, 2),
+        torch_lr.SequentialLR(optimizer, [first, second], [3]),
+        torch_lr.ChainedScheduler([first, second]),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_states_of_every_scheduler_of_torch_are_loaded(tmp_path):
+    stepped, fresh = ([sw.StepByTokens(one, 16) for one in schedulers_of_torch(made_momentum())] for _ in range(2))
+    for one, other in zip(stepped, fresh, strict=True):
+        one.step(16 * 5)
+        torch.save(one.state_dict(), tmp_path / "state")
+        other.load_state_dict(torch.load(tmp_path / "state", weights_only=False))
+        assert other.tokens == one.tokens
+        assert other.get_last_lr() == one.get_last_lr()
+
+
+def made_momentum():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+
+
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])
 def test_a_source_is_read_however_often_the_scheduler_steps(make):
     optimizer, read, tokens = made_optimizer(), made_optimizer(), np.zeros(1, np.int64)
