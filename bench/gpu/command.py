@@ -58,7 +58,6 @@ SELECTION = (
     "tests/allocator",
     "tests/diagnostics",
     "tests/ops/test_dropout_origins.py",
-    "tests/ops/test_attention_kernels_varlen.py",
     "tests/ops/test_attention_kernels.py",
 )
 _COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to compile

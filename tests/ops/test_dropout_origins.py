@@ -43,7 +43,7 @@ def draw_origins(*shape):
 CASES = {
     "rows that share tiles": Case({}, (12, 12), batch_size=5),
     "segments that share tiles": Case({"segment_length": 8}, (16, 16), batch_size=3),
-    "tiles": Case({"window": 20}, (70, 90)),
+    "tiles": Case({"window": 20}, (70, 90), heads=(4, 2), batch_size=2),
     "tiles, mask": Case({"causal": False}, (35, 150), mask="random"),
     "one query": Case({"window": 560}, (1, 600)),
     "four queries": Case({"window": 559}, (4, 600), mask="random"),
