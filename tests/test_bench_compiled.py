@@ -57,14 +57,10 @@ def test_causal_kernels_compile_into_the_right_instructions():
 
 
 CONFIGURATIONS = [(chip, head_dim) for head_dim in (16, 32, 64, 128, 256) for chip in (80, 90, 100, 120)]
-COMMON = [(80, 64), (90, 64)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("chip", "head_dim"),
-    [pytest.param(*each, marks=[] if each in COMMON else pytest.mark.exhaustive) for each in CONFIGURATIONS],
-)
+@pytest.mark.exhaustive  # `make test-triton-oldest` and `make test-triton-newest` compile those of chip 90
+@pytest.mark.parametrize(("chip", "head_dim"), CONFIGURATIONS)
 def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim):
     reports = compile_all([chip], head_dim)
     others = {"decode", "merge", "norms", "backward_ranges", *SHORT}

@@ -179,7 +179,7 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *torchrun, "-m", "tests.test_train_gpt2", str(tmp_path), str(cache)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     train(tmp_path / "constant", cache, *CONSTANT_AND_SCALED, **SHORT_AND_FULL)
     for kind in KINDS:

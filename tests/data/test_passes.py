@@ -198,7 +198,7 @@ class Passes(RuleBasedStateMachine):
         assert self.target.progress.epochs == pytest.approx(epoch + share)
 
 
-Passes.TestCase.settings = examples(30, stateful_step_count=30, deadline=None)
+Passes.TestCase.settings = examples(15, stateful_step_count=30, deadline=None)
 TestPasses = Passes.TestCase
 
 

@@ -37,7 +37,7 @@ def small(options=None, lengths=(53, 53), heads=(2, 1), batch_size=1, **more):
 
 #: Of the grid, calls that take all three kernels. Options are combined at random below.
 ROWS = [
-    *first_fast(["causal", "full", "window, full", "segments of 20, full", "segments of 100, full"]),
+    *first_fast(["causal", "full", "segments of 20, full", "segments of 100, full"]),
     *first_fast(["huge slopes", "tiny slopes", "slopes of zero", "negative slopes and scale", "a slope for each row"]),
     *first_fast(["expanded keys", "tokens outside of heads", "one tensor for all three"]),
 ]
@@ -54,6 +54,7 @@ FORWARD_ROWS = {
 HUNDRED = small({"causal": False}, (100, 100))
 OTHERS = {
     "33 tokens, two rows": small(lengths=(33, 33), batch_size=2),
+    "window, full": small({"window": 37, "causal": False}),
     "one token": small(lengths=(1, 1)),
     "one query": small({"causal": False}, lengths=(1, 53)),
     "31 tokens": small(lengths=(31, 31), heads=(4, 2)),

@@ -19,14 +19,12 @@ SERVER.set_forkserver_preload(  # those that are not installed are left out
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
         "tokenizers",
-        "lightning.pytorch",
         "accelerate",
         "transformers.trainer",
         "transformers.models.gpt2.modeling_gpt2",
         "seqwarm_kernels.diagnostics",
         "pytest",
         "hypothesis",
-        "s3fs",
     ]
 )
 

@@ -41,11 +41,13 @@ def test_a_perplexity_above_the_figure_does_not_squeeze_the_rest(highest):
     assert len(set(markers)) == len(found.trials)
 
 
-@pytest.mark.parametrize("last", first_fast([math.inf, math.nan, 1e308]))
-def test_the_figure_of_a_search_without_a_stable_trial(last, tmp_path):
+@pytest.mark.parametrize(
+    "validations", first_fast([[(0, 1e308), (1, math.inf)], [(0, math.nan)], [(0, 256.0), (1, 1e308)]])
+)
+def test_the_figure_of_a_search_without_a_stable_trial(validations, tmp_path):
     with pytest.raises(NoStableSchedule) as caught:
         tune(
-            lambda scheduler, end: [Validation(0, 1e308), Validation(1, last)],
+            lambda scheduler, end: [Validation(*each) for each in validations],
             min_seq_lengths=[8, 16],
             durations=[200, 300],
         )
