@@ -114,7 +114,7 @@ def test_given_ends(tmp_path, as_file):
     assert len(two.lengths()) == 2 * len(made)
 
 
-# ---- the places of documents are kept
+# ---- the lengths of documents are kept
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ class TokenSource(DocumentSource):
             path or URL of a .npy file of them. The last one is the number of tokens in the file. For a list of `paths`,
             a list with one entry for each.
         dtype: NumPy dtype of a token. None: that of the header, else uint16.
-        index_folder: folder or URL where the positions are kept. None: beside each file or its local copy.
+        index_folder: folder or URL where the lengths are kept. None: beside each file or its local copy.
         buffer_size: number of documents that are in memory together and mixed.
         order: the options of `Order`.
 
