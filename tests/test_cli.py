@@ -1,4 +1,4 @@
-"""The command line: help, exit statuses, --json, completion, info, reach."""
+"""The command line: help, exit statuses, --json, completion, info."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ from seqwarm_kernels import __version__, cli
 from seqwarm_kernels.cli import common
 from seqwarm_kernels.ops import backends
 
-COMMANDS = ("info", "check", "plan", "padding", "tune", "demo", "reach")
+COMMANDS = ("info", "check", "plan", "padding", "tune", "demo")
 
 
 def run(*arguments):
@@ -94,7 +94,7 @@ def test_completion(shell, capsys):
     pytest.importorskip("shtab")
     assert run("--print-completion", shell) == 0
     script = capsys.readouterr().out
-    for word in (*COMMANDS, "min-seq-length", "skip-tolerance"):
+    for word in (*COMMANDS, "min-seq-length", "score-std"):
         assert word in script
 
 
@@ -121,23 +121,13 @@ def test_completion_needs_shtab(capsys, monkeypatch):
         (["plan", "--duration", 10, "--ranks", 2, "--heads", 5], "--heads"),
         (["plan", "--duration", 10, "--ranks", 2, "--key-heads", 5], "key_heads"),
         (["tune", "--layers", 0], "--layers"),
-        (["reach", "--heads", 0], "heads"),
-        (["reach", "--length", 64, "--head-dim", 300], "head_dim"),
-        (["reach", "--skip-tolerance", 2], "skip_tolerance"),
     ],
 )
 def test_wrong_usage_is_status_2_with_a_message(capsys, arguments, name):
-    if arguments[:1] == ["reach"]:
-        _skip_without_kernels()
     assert run(*arguments, *["--json"] if arguments else []) == 2
     printed = capsys.readouterr()
     assert name in printed.err.splitlines()[-1]
     assert printed.out == ""
-
-
-def _skip_without_kernels():
-    if backends.choose("alibi_attention", "cuda" if torch.cuda.is_available() else "cpu", None) == "reference":
-        pytest.skip("no kernel that skips keys")
 
 
 @pytest.mark.parametrize(
@@ -247,27 +237,3 @@ def test_info_names_the_cpu(monkeypatch, system, printed, name):
     finished = subprocess.CompletedProcess([], 0, stdout=printed)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: finished)
     assert cli.info.cpu_name() == f"{name}, {os.cpu_count()} cores"
-
-
-def test_reach(capsys, tmp_path):
-    _skip_without_kernels()
-    pytest.importorskip("matplotlib")
-    options = ("reach", "--heads", 7, "--length", 1500, "--head-dim", 16, "--window", 900, "--score-std", 2)
-    assert run(*options, "--json", "--figure", tmp_path / "reach.svg") == 0
-    assert (tmp_path / "reach.svg").read_text().startswith("<?xml")
-    found = json.loads(capsys.readouterr().out)
-    assert (found["heads"], found["length"], found["causal"], found["window"]) == (7, 1500, True, 900)
-    assert len(found["per_head"]) == 7
-    assert run(*options) == 0
-    head, *rows, total = capsys.readouterr().out.splitlines()
-    assert head.split()[0] == "head"
-    for row, expected in zip(rows, found["per_head"], strict=True):
-        slope, share = f"{expected['slope']:.5f}", f"{expected['attended_share']:.1%}"
-        assert row.split() == [str(expected["head"]), slope, share, f"{expected['largest_distance']:,}"]
-    assert total.split() == ["all", f"{found['attended_share']:.1%}"]
-
-
-def test_reach_without_kernels_is_status_1(capsys, monkeypatch):
-    monkeypatch.setattr(backends, "choose", lambda *_: "reference")
-    assert run("reach", "--length", 100) == 1
-    assert "seqwarm reach: error: no kernel that skips keys is available" in capsys.readouterr().err

@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
 from seqwarm_kernels.attention.slopes import alibi_slopes
 from seqwarm_kernels.cli.exchanges import ContextSize, normal_widths
 from seqwarm_kernels.parallel import context_attention, halo_widths
 
+from ..alibi_attention.reach import random_reach
 from ..common.records import save
 from .report import COUNTED, RECORDS, SHARES, WIDTHS, tables
 
@@ -86,9 +86,8 @@ def run_all() -> Iterator[dict[str, Any]]:
     for size, slopes in tqdm(RUNS, desc="runs", unit="run"):
         yield from counted(size, slopes)
     for length in tqdm(SHARE_LENGTHS, desc="shares", unit="length"):
-        reach = measure_reach(ReachSettings(HEADS, length, HEAD_DIM))
-        steepest_first = reach.slopes.argsort(descending=True)
-        shares = torch.tensor(reach.shares())[steepest_first].tolist()
+        reach = random_reach(HEADS, length, HEAD_DIM)
+        shares = reach.shares[reach.steepest_first()].tolist()
         yield {"heads": HEADS, "head_dim": HEAD_DIM, "length": length, "shares": shares, "what": SHARES}
     for size, score_std in tqdm(DRAWN, desc="widths", unit="size"):
         widths = normal_widths(size, score_std=score_std, most_tokens=size.length)

@@ -1,4 +1,4 @@
-"""The command line: `seqwarm {info,check,plan,padding,tune,demo,reach}`, also as `python -m seqwarm_kernels`.
+"""The command line: `seqwarm {info,check,plan,padding,tune,demo}`, also as `python -m seqwarm_kernels`.
 
 No file of this folder imports torch at its top, so that help and shell completion are quick.
 """
@@ -17,13 +17,11 @@ from contextlib import nullcontext, redirect_stdout
 from .. import __version__
 from ..utils.progress import standard_error
 from ..utils.urls import without_secrets
-from . import check, completion, demo, info, padding, plan, reach, tune
+from . import check, completion, demo, info, padding, plan, tune
 from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_folder_of_figure
 
 #: Each has HELP, EXAMPLES, add_arguments and run.
-COMMANDS = {
-    "info": info, "check": check, "plan": plan, "padding": padding, "tune": tune, "demo": demo, "reach": reach,
-}  # fmt: skip
+COMMANDS = {"info": info, "check": check, "plan": plan, "padding": padding, "tune": tune, "demo": demo}
 
 #: Errors of files and folders that the user named. Others, such as a full disk, are no wrong usage.
 _OF_NAMES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

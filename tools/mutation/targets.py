@@ -102,7 +102,7 @@ TARGETS = [
     ),
     *_targets(
         "seqwarm_kernels/attention",
-        "functional.py calls.py fast_path.py context_parallel.py slopes.py reach.py attended_share.py",
+        "functional.py calls.py fast_path.py context_parallel.py slopes.py attended_share.py",
         "attention ops/test_host_values.py ops/test_dropout_origins.py ops/test_forward_mode.py -k 'not triton'",
     ),
     *_targets(f"{_OPS}/moment_statistics", "triton_kernel.py triton.py", f"{_MOMENTS} 'not native'"),
