@@ -277,8 +277,8 @@ class Run:
         of the next token already.
         """
         if self.config.mode == "segments":
-            told = {"boundaries": "segment_length", "keep_first_labels": True}
-            return self.scheduler.resize(batch, mode="segments", **told)
+            options = {"boundaries": "segment_length", "keep_first_labels": True}
+            return self.scheduler.resize(batch, mode="segments", **options)
         return self.shard(self.scheduler.resize(batch, mode=self.config.mode))
 
     def shard(self, batch: Batch) -> Batch:

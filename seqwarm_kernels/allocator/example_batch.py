@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
-from ..resizing.told_models import Told
+from ..resizing.model_resizing import ModelResizing
 from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch, text_of
 
 #: Options of `resize_batch` that say which dimensions of which tensors hold tokens.
@@ -42,8 +42,8 @@ class TrainingBatches:
         shard: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model, self.example, self.max_len, self.device, self.shard = model, example, max_len, device, shard
-        self.told = Told(model, {**(resize_options or {}), "return_info": False})
-        self.resize_options = self.told.options
+        self.resizing = ModelResizing(model, {**(resize_options or {}), "return_info": False})
+        self.resize_options = self.resizing.options
         if example is None:
             guessed = guess_batch(model, 1, max_len, device)
             names = [name for name, value in guessed.items() if value.shape == (1, max_len)]
@@ -66,7 +66,7 @@ class TrainingBatches:
             batch: Any = guess_batch(self.model, rows, self.max_len, self.device)
         else:
             batch = self.layout.repeated_to(rows, self.max_len, self.device)
-        resized = self.told.strip(resize_batch(batch, length, **self.resize_options), batch)
+        resized = self.resizing.strip(resize_batch(batch, length, **self.resize_options), batch)
         parts = resized if self.shard is None else self.shard(resized)
         return parts if self.example is None else from_mapping(parts, self.example)
 

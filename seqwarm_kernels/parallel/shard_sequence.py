@@ -110,8 +110,8 @@ def _added(
     if shift_labels:
         _check_label_names(entries)
     labels = entries.get(_LABELS) if shift_labels and _SHIFTED not in entries else None
-    is_told = bounds is None or any(own_name(name) in BOUNDARIES for name in entries)
-    is_extended = labels is not None or not is_told or (shift_labels and _SHIFTED in entries)
+    lacks_bounds = bounds is not None and not any(own_name(name) in BOUNDARIES for name in entries)
+    is_extended = labels is not None or lacks_bounds or (shift_labels and _SHIFTED in entries)
     if is_extended and not isinstance(batch, MutableMapping):
         raise TypeError(f"batch must be a mapping to take more entries, got {type(batch).__name__}")
     if isinstance(labels, Tensor):
@@ -124,11 +124,9 @@ def _added(
         yield _SHIFTED, entries[_SHIFTED]
     if shift_labels and isinstance(entries.get(_SHIFTED), Tensor):
         yield NUM_ITEMS_IN_BATCH, (entries[_SHIFTED] != IGNORED_LABEL).sum() / size
-    if bounds is not None and not is_told:
-        boundaries, longest = (
-            torch.tensor(bounds, dtype=torch.int32, device=_device(entries)),
-            int(np.diff(bounds).max()),
-        )
+    if bounds is not None and lacks_bounds:
+        boundaries = torch.tensor(bounds, dtype=torch.int32, device=_device(entries))
+        longest = int(np.diff(bounds).max())
         yield from {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}.items()
         yield from {"max_length_q": longest, "max_length_k": longest}.items()
 

@@ -1,4 +1,4 @@
-"""Keeps the shape of a batch, and tells the model where segments of the scheduled length begin."""
+"""Keeps the shape of a batch, with entries from which the model reads where segments of the scheduled length begin."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def keep_shape(
     hidden = None if mask is None else ~valid
     new_entries = _new_labels(entries, layout, options, pad_values, hidden, position == 0)
     new_entries[f"{prefix}position_ids"] = position
-    new_entries |= _told(entries, options, position == 0, seq_len, prefix)
+    new_entries |= _boundaries(entries, options, position == 0, seq_len, prefix)
     removed = [] if mask is None or has_even_rows else [mask]
     return new_entries, removed, [counts[0], position, counts[1]]
 
@@ -118,16 +118,18 @@ def _new_labels(
     return new_labels
 
 
-def _told(entries: Mapping[str, Any], options: Options, begins: Tensor, seq_len: int, prefix: str) -> dict[str, Any]:
-    """What tells the model the segments besides position ids, and what else in the batch told the documents."""
+def _boundaries(
+    entries: Mapping[str, Any], options: Options, begins: Tensor, seq_len: int, prefix: str
+) -> dict[str, Any]:
+    """The segments in other entries than position ids: for the model, and in place of the documents of the batch."""
     of_kind = {kind: [name for name in entries if own_name(name) in kind] for kind in (BOUNDARIES, INDICES, LONGEST)}
-    told: dict[str, Any] = {}
+    new_entries: dict[str, Any] = {}
     for name in of_kind[INDICES]:
         numbers = (begins.cumsum(1) - 1).to(entries[name].dtype)
-        told[name] = numbers if entries[name].dim() > 1 else numbers[0]
+        new_entries[name] = numbers if entries[name].dim() > 1 else numbers[0]
     if options.boundaries == "segment_length":
-        return told | {f"{prefix}segment_length": seq_len}
-    told[f"{prefix}use_cache"] = False  # a cache makes models of transformers ignore position ids
+        return new_entries | {f"{prefix}segment_length": seq_len}
+    new_entries[f"{prefix}use_cache"] = False  # a cache makes models of transformers ignore position ids
     is_asked = options.boundaries == "cu_seq_lens"
     if is_asked or of_kind[BOUNDARIES]:
         shortest, longest = options.lengths or (seq_len, seq_len)
@@ -138,11 +140,11 @@ def _told(entries: Mapping[str, Any], options: Options, begins: Tensor, seq_len:
         bounds = torch.searchsorted(begins.flatten().cumsum(0), numbers, out_int32=True)
         check_values(bounds[-1] == rows * length, f"documents must be more: a batch has room for {room} segments")
         longest = min(length, longest)
-        told |= {name: bounds.to(entries[name].dtype) for name in of_kind[BOUNDARIES]}
+        new_entries |= {name: bounds.to(entries[name].dtype) for name in of_kind[BOUNDARIES]}
         for name in of_kind[LONGEST]:
             is_tensor = isinstance(entries[name], Tensor)
-            told[name] = torch.full_like(entries[name], longest) if is_tensor else longest
+            new_entries[name] = torch.full_like(entries[name], longest) if is_tensor else longest
         if is_asked:
-            told |= {f"{prefix}{name}": bounds for name in _STARTS}
-            told |= {f"{prefix}{name}": longest for name in _LONGEST}
-    return told
+            new_entries |= {f"{prefix}{name}": bounds for name in _STARTS}
+            new_entries |= {f"{prefix}{name}": longest for name in _LONGEST}
+    return new_entries

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
-from ..resizing.told_models import Told
+from ..resizing.model_resizing import ModelResizing
 from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
 #: Attribute in which a model keeps its attachment.
@@ -55,9 +55,9 @@ class Attachment:
     """
 
     def __init__(
-        self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any], told: nn.Module | None = None
+        self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any], receiver: nn.Module | None = None
     ) -> None:
-        """`told`: the model that gets the batch, if it is not `model`."""
+        """`receiver`: the model that gets the batch, if it is not `model`."""
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info, which the attachment passes itself")
         check_resize_options(resize_options)
@@ -69,7 +69,7 @@ class Attachment:
         self.seq_length: int | None = None
         self._model = model
         self._scheduler = scheduler
-        self._told = Told(told or model, resize_options)
+        self._resizing = ModelResizing(receiver or model, resize_options)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
@@ -81,7 +81,7 @@ class Attachment:
             self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
         else:  # of `model.compile()`, whose graph would include a hook
             model._compiled_call_impl = self._resize_and_call
-        self._requirement = self._told.require()  # after the hook, which resizes first
+        self._requirement = self._resizing.require()  # after the hook, which resizes first
         model.__dict__[_ATTRIBUTE] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,16 +128,16 @@ class Attachment:
         names = self._names[: len(args)]
         if len(names) < len(args) or not kwargs.keys().isdisjoint(names):  # of a forward (*args)
             names = [str(index) for index in range(len(args))]
-            _check_numbered(dict(zip(names, args, strict=True)), self._told.options)
+            _check_numbered(dict(zip(names, args, strict=True)), self._resizing.options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
         _refuse_counts(inputs)
         resized = self._resized(inputs, is_repeated)
-        self._told.check_taken(resized, inputs)
+        self._resizing.check_taken(resized, inputs)
         return tuple(resized.pop(name, None) for name in names), resized  # "segments" removes the attention mask
 
     def _resized(self, batch: Any, is_repeated: bool) -> Any:
-        resized, info = self._scheduler.resize(batch, **self._told.options, return_info=True)
-        resized = self._told.strip(resized, batch)
+        resized, info = self._scheduler.resize(batch, **self._resizing.options, return_info=True)
+        resized = self._resizing.strip(resized, batch)
         positions = info.position_ids
         longest = max(each.shape[1] for each in (positions if isinstance(positions, tuple) else (positions,)))
         self.seq_length = min(self._scheduler.seq_length, longest)

@@ -54,8 +54,9 @@ class SequenceLengthScheduler:
             rows as they are trained on: `mode="reshape"` makes several of one.
 
     Attributes:
-        listeners: Objects that are told of each step and each resized batch, with the methods of `ScheduleListener` in
-            `schedule.watch`. At first one `ScheduleWatch`, which warns once if the schedule has no effect.
+        listeners: Objects that are notified of each step and each resized batch, with the methods of
+            `ScheduleListener` in `schedule.watch`. At first one `ScheduleWatch`, which warns once if the
+            schedule has no effect.
 
     Raises:
         TypeError, ValueError: An argument has the wrong type or is out of its range.
@@ -194,7 +195,7 @@ class SequenceLengthScheduler:
             TypeError: `model` is not an nn.Module, or `resize_batch` does not have an option, or `return_info` is one.
             ValueError: `model` itself has an attachment already, or layers with `parallel.ContextParallel`, or an
                 option has a value that no batch can have, or `model` is one of torch's Transformer modules without
-                `batch_first` and `seq_dim` is not 0, or `model` cannot be told segments or a window. In training, a
+                `batch_first` and `seq_dim` is not 0, or `model` takes neither segments nor a window. In training, a
                 model of transformers in `model` raises if it does not get them.
         """
         attachment = Attachment(model, self, resize_options)

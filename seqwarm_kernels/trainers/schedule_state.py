@@ -59,7 +59,7 @@ class ScheduleState:
         _check_parallelism(model, sharded, ranks_of_batch)
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         resizer: Resizer = self.scheduler if sharded is None else self._part_resizer(model)
-        self.attachment = Attachment(called, resizer, self._options, told=model)
+        self.attachment = Attachment(called, resizer, self._options, receiver=model)
         self._device, self._has_warned = device, False
         self._seen = Seen(0, 0)  # counted since the last call of `_step`
         self._is_counted = True  # whether all batches are

@@ -71,7 +71,7 @@ class DataFile:
 
 
 def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) -> None:
-    """Let the system fetch all parts at once, where it can be told, instead of one after another."""
+    """Let the system fetch all parts at once, where it can, instead of one after another."""
     if hasattr(os, "posix_fadvise"):
         for first_byte, count in parts:
             os.posix_fadvise(descriptor, first_byte, count * itemsize, os.POSIX_FADV_WILLNEED)

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_blocks import draw_work, make_numbers, told_work
+from .gluon_blocks import draw_work, make_numbers, received_work
 from .gluon_tiles import (
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
@@ -259,7 +259,7 @@ def _consume(
         place = [block.batch, block.key_head, block.first + half * ROWS, 0]
         copy_out(grad_key, place, key_out.index(half))
         copy_out(grad_value, place, value_out.index(half))
-        work = told_work(shared.work, shared.work_pipe, blocks)
+        work = received_work(shared.work, shared.work_pipe, blocks)
         blocks += 1
     tma.store_wait(0)
 

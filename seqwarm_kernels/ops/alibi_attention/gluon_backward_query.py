@@ -27,9 +27,9 @@ from .gluon_blocks import (
     keys_of,
     make_numbers,
     produce,
+    received_work,
     scores_of_tile,
     tile_start,
-    told_work,
 )
 from .gluon_tiles import (
     CONSUMER_REGISTERS,
@@ -157,7 +157,7 @@ def _consume(
         if SLOPES:
             offsets = block.row.to(gl.int64) * call.query_length + index
             gl.store(results.grad_slopes + offsets, row_slopes, mask=index < call.query_length)
-        work = told_work(shared.work, shared.work_pipe, blocks)
+        work = received_work(shared.work, shared.work_pipe, blocks)
         blocks += 1
     tma.store_wait(0)
 

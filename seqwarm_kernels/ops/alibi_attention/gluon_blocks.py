@@ -128,12 +128,12 @@ def tiles_within(begin, end, top, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def within_reach(told, shared, block, BLOCK_N: gl.constexpr):
-    """The number of tiles left of `top` and of all tiles, once both consumers have told how far they reach. The tile
-    after the near ones counts in any case: it is copied before."""
-    arrival(shared.reach_pipe, told, 2)
+def within_reach(reports, shared, block, BLOCK_N: gl.constexpr):
+    """The number of tiles left of `top` and of all tiles, once both consumers have reported how far they reach. The
+    tile after the near ones counts in any case: it is copied before."""
+    arrival(shared.reach_pipe, reports, 2)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    slot = 2 * (told % 2)
+    slot = 2 * (reports % 2)
     begin = gl.minimum(scalar_of(shared.begin, slot, LAYOUT), scalar_of(shared.begin, slot + 1, LAYOUT))
     end = gl.maximum(scalar_of(shared.end, slot, LAYOUT), scalar_of(shared.end, slot + 1, LAYOUT))
     left, right = tiles_within(begin, end, block.top, BLOCK_N)
@@ -188,7 +188,7 @@ def produce(
     work = gl.program_id(0)
     blocks = 0
     tiles = 0
-    told = 0
+    reports = 0
     while work < call.num_works:
         block = find_block(work, call, CAUSAL, LIMITED, BLOCK_N)
         for half in gl.static_range(2):
@@ -206,8 +206,8 @@ def produce(
         _copy_tiles(0, first_tiles, left, tiles, key, value, block, shared, call, BLOCK_N, K_STAGES, V_STAGES)
         if shared.reach_pipe is not None:
             if count > block.near:
-                left, count = within_reach(told, shared, block, BLOCK_N)
-                told += 1
+                left, count = within_reach(reports, shared, block, BLOCK_N)
+                reports += 1
         _copy_tiles(first_tiles, count, left, tiles, key, value, block, shared, call, BLOCK_N, K_STAGES, V_STAGES)
         tiles += count
         work = draw_work(shared.work, shared.work_pipe, blocks, call.counter)
@@ -226,7 +226,7 @@ def draw_work(works, pipe, i, counter):
 
 
 @gluon.jit
-def told_work(works, pipe, i):
+def received_work(works, pipe, i):
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     arrival(pipe, i, 2)
     work = scalar_of(works, i % 2, LAYOUT)

@@ -30,10 +30,10 @@ from .gluon_blocks import (
     largest_norm,
     make_numbers,
     produce,
+    received_work,
     scores_of_tile,
     store_attended,
     tile_start,
-    told_work,
     within_reach,
 )
 from .gluon_tiles import (
@@ -80,9 +80,9 @@ def _soften(
 
 
 @gluon.jit
-def _tell_reach(
+def _report_reach(
     half,
-    told,
+    reports,
     query,
     low,
     high,
@@ -95,7 +95,7 @@ def _tell_reach(
     CAUSAL: gl.constexpr,
     BY_ROW: gl.constexpr,
 ):
-    """Tell the producer and the other consumer the first and last key within reach of this one's queries."""
+    """Report to the producer and the other consumer the first and last key within reach of this one's queries."""
     tile = query.load(row_layout(query.shape[1])).to(gl.float32)
     norm = gl.sqrt(gl.convert_layout(gl.sum(tile * tile, 1), BY_ROW))
     known = largest + gl.log2(total)
@@ -112,10 +112,10 @@ def _tell_reach(
         last = gl.max(gl.where(some, center + distance, 0), 0)
         end = gl.minimum(end, gl.maximum(last + 1, block.near_end))
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    slot = 2 * (told % 2) + half
+    slot = 2 * (reports % 2) + half
     shared.begin.index(slot).store(gl.full([1], begin, gl.int32, layout=LAYOUT))
     shared.end.index(slot).store(gl.full([1], end, gl.int32, layout=LAYOUT))
-    release_full(shared.reach_pipe, told, 2)
+    release_full(shared.reach_pipe, reports, 2)
 
 
 @gluon.jit
@@ -134,7 +134,7 @@ def _consume(
     work = gl.program_id(0)
     blocks = 0
     tiles = 0
-    told = 0
+    reports = 0
     while work < call.num_works:
         block = find_block(work, call, CAUSAL, LIMITED, BLOCK_N)
         index = block.first + half * ROWS + gl.arange(0, ROWS, layout=BY_ROW)
@@ -159,8 +159,10 @@ def _consume(
         i = 1
         while i < count:
             if i == block.near:
-                _tell_reach(half, told, query, low, high, center, largest, total, shared, block, call, CAUSAL, BY_ROW)
-                left, count = within_reach(told, shared, block, BLOCK_N)
+                _report_reach(
+                    half, reports, query, low, high, center, largest, total, shared, block, call, CAUSAL, BY_ROW
+                )
+                left, count = within_reach(reports, shared, block, BLOCK_N)
             tile = tiles + i
             arrival(shared.key_pipe, tile, STAGES)
             key = tile_of(shared.key, tile, STAGES).permute((1, 0))
@@ -181,7 +183,7 @@ def _consume(
             i += 1
         release(shared.query_pipe, 2 * blocks + half, 2)
         tiles += count
-        told += gl.where(block.count > block.near, 1, 0)
+        reports += gl.where(block.count > block.near, 1, 0)
         arrival(shared.value_pipe, tiles - 1, STAGES)
         values = warpgroup_mma(operand, tile_of(shared.value, tiles - 1, STAGES), values, is_async=True)
         values = warpgroup_mma_wait(0, deps=(values,))
@@ -206,7 +208,7 @@ def _consume(
         store_attended(
             results.ranges, block.row, block.first + half * ROWS, ranges_begin, ranges_end, call.query_length
         )
-        work = told_work(shared.work, shared.work_pipe, blocks)
+        work = received_work(shared.work, shared.work_pipe, blocks)
         blocks += 1
     tma.store_wait(0)
 

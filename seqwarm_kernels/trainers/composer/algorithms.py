@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from ...allocator.warmup import warmup_allocator
 from ...resizing.functional import resize_batch
+from ...resizing.model_resizing import ModelResizing
 from ...resizing.options import KEEPING_SHAPE
-from ...resizing.told_models import Told
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.watch import ScheduleListener, ScheduleWatch
 from ...utils.checks import check_choice, check_int, check_real
@@ -63,7 +63,7 @@ class SeqLengthWarmup(Algorithm):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, the model cannot be told segments or a window, or
+        ValueError: an argument is out of range; when training begins, the model takes neither segments nor a window, or
             a model with ContextParallel has training metrics or device_train_microbatch_size="auto"; at the first
             batch, max_duration does not say how far it has come.
     """
@@ -92,7 +92,7 @@ class SeqLengthWarmup(Algorithm):
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._mode, self._boundaries = mode, boundaries
-        self._told: Told | None = None  # of the training's model, without `truncate`
+        self._resizing: ModelResizing | None = None  # of the training's model, without `truncate`
         self._numbers: dict[str, Any] = {}  # added to microbatches; Composer counts the rows of batches of tensors only
         self.num_valid_tokens: Tensor | None = None  # of a batch whose mask has left it
         self._memory_is_claimed = False
@@ -116,7 +116,7 @@ class SeqLengthWarmup(Algorithm):
                     raise ValueError(f"mode={self._mode!r} does not support ContextParallel")
                 pass_to_transformers(state.model, ("window",))
                 options = {"mode": self._mode, "boundaries": self._boundaries}
-                self._told = Told(state.model, options, by_rows=True)
+                self._resizing = ModelResizing(state.model, options, by_rows=True)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
         elif event == Event.BEFORE_FORWARD:
@@ -132,17 +132,17 @@ class SeqLengthWarmup(Algorithm):
             self._memory_is_claimed = True
             if state.device.name == "gpu" and not state.fsdp_enabled:
                 longest, options = state.batch, None
-                if self._told is None:
+                if self._resizing is None:
                     longest = set_batch_sequence_length(longest, self.max_seq_length, self.truncate)
                 else:
-                    options = self._told.options
+                    options = self._resizing.options
                 claim_memory(state, longest, None if self._shards is None else self._shards.shard, options)
         length = self._current_length(state)
         whole = state.batch
-        if self._told is not None:
-            resized, info = resize_batch(whole, length, return_info=True, **self._told.options)
+        if self._resizing is not None:
+            resized, info = resize_batch(whole, length, return_info=True, **self._resizing.options)
             self.num_valid_tokens = info.num_valid_tokens
-            state.batch = self._told.strip(resized, whole)
+            state.batch = self._resizing.strip(resized, whole)
             added = {*state.batch} - {*whole}
             self._numbers = {name: state.batch.pop(name) for name in added if not isinstance(state.batch[name], Tensor)}
         else:

@@ -1,4 +1,4 @@
-"""How a model is told what limits its attention: the segments or the window of a batch that keeps its shape."""
+"""`resize_batch` for one model, which gets the segments or the window of a batch that keeps its shape."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .options import KEEPING_SHAPE
 
 #: Parts of the names of attentions of transformers that read `cu_seq_lens_q`. Others read `position_ids`.
 _OF_BOUNDARIES = ("flash", "seqwarm")
-#: What models of transformers must get, by what tells them.
+#: What models of transformers must get, by the entry that they read.
 _NEEDED = {"position_ids": ["position_ids"], "cu_seq_lens": ["cu_seq_lens_q", "position_ids"], "window": ["window"]}
 #: Tokens of the example by which a model is tested.
 _TOKENS = 4
 
 
-class Told:
+class ModelResizing:
     """What `resize_batch` does for one model: its options, the entries that the model takes, and those it must get.
 
     A model of transformers is run on four tokens, each in a segment of its own, to see whether it keeps them apart.
@@ -40,14 +40,14 @@ class Told:
 
     Args:
         options: Of `resize_batch`.
-        by_rows: The model gets some rows of a batch at a time, so that boundaries over all rows cannot be told. So does
-            `nn.DataParallel`.
+        by_rows: The model gets some rows of a batch at a time, as in `nn.DataParallel`, and cannot read boundaries over
+            all rows.
 
     Attributes:
         options: With the `boundaries` that the model reads, and the labels that it uses.
 
     Raises:
-        ValueError: The model cannot be told, or does not keep the tokens apart.
+        ValueError: The model reads no boundaries or window, or does not keep the tokens apart.
     """
 
     def __init__(self, model: nn.Module, options: Mapping[str, Any], *, by_rows: bool = False) -> None:
@@ -56,31 +56,31 @@ class Told:
         self._inner: list[Any] = []  # models of transformers
         self._own = forward_parameters(model)
         self._takes_all = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in self._own.values())
-        self._told_by = options.get("boundaries")
+        self._read: str | None = options.get("boundaries")  # or "window": what the model reads
         mode = options.get("mode")
         if mode not in KEEPING_SHAPE:
             return
         inner: list[Any] = _pretrained(model)
         by_rows |= isinstance(model, nn.DataParallel)
-        if self._told_by is None:
-            self._told_by = _chosen(mode, inner, self._own, by_rows)
-        if self._told_by is None:
+        if self._read is None:
+            self._read = _chosen(mode, inner, self._own, by_rows)
+        if self._read is None:
             needed = "window" if mode == "window" else "segment_length or cu_seq_lens_q"
             raise ValueError(
                 f"mode={mode!r} needs a forward with {needed}, or a model of transformers, got {type(model).__name__}"
             )
-        if by_rows and self._told_by == "cu_seq_lens":
+        if by_rows and self._read == "cu_seq_lens":
             raise ValueError(f"boundaries must not be over all rows for {type(model).__name__}, got 'cu_seq_lens'")
         if mode == "segments":
-            self.options["boundaries"] = self._told_by
+            self.options["boundaries"] = self._read
             self.options.setdefault("keep_first_labels", not shifts_labels(next(iter(inner), model)))
-        if inner and not (self._told_by == "segment_length" and "segment_length" in self._own):
+        if inner and not (self._read == "segment_length" and "segment_length" in self._own):
             for each in inner:
                 _check_apart(model if by_rows else each, each, self.options)
-        if inner and self._told_by != "segment_length":
+        if inner and self._read != "segment_length":
             self._inner = inner
         else:
-            are_read = self._takes_all or self._told_by == "position_ids"
+            are_read = self._takes_all or self._read == "position_ids"
             names = ("use_cache",) if are_read else ("use_cache", "position_ids")
             self._not_taken = [name for name in names if name not in self._own]
 
@@ -100,11 +100,11 @@ class Told:
 
     def require(self) -> Requirement:
         """What raises if a resized call does not pass to models of transformers what limits their attention."""
-        return Requirement(self._told_by or "", self._inner)
+        return Requirement(self._read or "", self._inner)
 
 
 def _chosen(mode: str, inner: Sequence[Any], own: Collection[str], by_rows: bool) -> str | None:
-    """What tells a model the limits of its attention: an entry of its forward, or what its models of transformers read.
+    """Where a model reads the limits of its attention: in an entry of its forward, or of its models of transformers.
 
     transformers has no public name of a model's attention.
     """
@@ -133,7 +133,7 @@ def _check_apart(model: nn.Module, inner: Any, options: Mapping[str, Any]) -> No
     transformers in `model`, by which the tokens are made.
     """
     mode, boundaries = options["mode"], options.get("boundaries")
-    told = f"segments by {boundaries}" if mode == "segments" else "a window"
+    limits = f"segments by {boundaries}" if mode == "segments" else "a window"
     try:
         if inner.config.is_encoder_decoder:
             raise ValueError("it is an encoder and a decoder")
@@ -155,9 +155,9 @@ def _check_apart(model: nn.Module, inner: Any, options: Mapping[str, Any]) -> No
                 later = _output(call_model(model, batch))[:, 1:]
                 (gradient,) = torch.autograd.grad(later, embeddings[0], torch.randn_like(later))
     except Exception as error:
-        raise ValueError(f"{type(model).__name__} cannot be told {told}: {error}") from error
+        raise ValueError(f"{type(model).__name__} cannot be given {limits}: {error}") from error
     if gradient.view(_TOKENS, -1)[0].any():
-        raise ValueError(f"{type(model).__name__} cannot be told {told}: its tokens still see all tokens before")
+        raise ValueError(f"{type(model).__name__} cannot be given {limits}: its tokens still see all tokens before")
 
 
 def _output(output: Any) -> Tensor:
@@ -195,8 +195,8 @@ class Requirement:
             mode. A plain value, since compiled code cannot follow the modules around a model.
     """
 
-    def __init__(self, told_by: str = "", models: Sequence[nn.Module] = ()) -> None:
-        self._told_by = told_by
+    def __init__(self, read: str = "", models: Sequence[nn.Module] = ()) -> None:
+        self._read = read
         self.is_resizing = False
         self._handles = [model.register_forward_pre_hook(self, with_kwargs=True) for model in models]
 
@@ -211,7 +211,7 @@ class Requirement:
         if not (self.is_resizing and torch.is_grad_enabled()):
             return
         given = {**dict(zip(forward_parameters(model), args, strict=False)), **kwargs}
-        name = self._told_by
+        name = self._read
         missing = [entry for entry in _NEEDED[name] if given.get(entry) is None]
         if missing:
             raise ValueError(f"the model must get all entries of a resized batch; {missing[0]!r} is missing")
