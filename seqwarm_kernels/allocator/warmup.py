@@ -58,7 +58,8 @@ def warmup_allocator(
     The passes are those of this loop::
 
         for batch in batches:
-            output = model(**scheduler.resize(batch))  # the last output lives until here
+            batch = scheduler.resize(batch)
+            output = model(**batch)  # the last output lives until here
             loss = loss_fn(output, batch)
             loss.backward()
             optimizer.step()
