@@ -1,6 +1,5 @@
 """Figures of what heads visit."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -34,12 +33,6 @@ def test_visited_tiles_of_known_ranges():
     tiles = visited_tiles(made([[[0, 32], [0, 64], [32, 96], [70, 128]]], visible), 0)
     h, s, v = HIDDEN, SKIPPED, VISITED
     assert tiles.tolist() == [[v, h, h, h], [v, v, h, h], [s, v, v, h], [s, s, v, v]]
-
-
-def test_tiles_cover_the_measured_share(reach):
-    for head, share in enumerate(reach.shares()):
-        visited, skipped = ((visited_tiles(reach, head) == each).sum() for each in (VISITED, SKIPPED))
-        assert visited / (visited + skipped) == pytest.approx(share, abs=0.03)
 
 
 def test_without_a_causal_mask_nothing_is_hidden():
@@ -76,18 +69,3 @@ def test_the_figure_of_tiles(reach):
         names = ["visited", "skipped: too far to matter", "hidden from the query"]
         assert [text.get_text() for text in figure.legends[0].get_texts()] == names
         assert "key (random queries and keys of 64 components)" in figures.texts_of(figure)
-
-
-def test_the_figure_of_shares(reach):
-    figures = pytest.importorskip("tests.support.figures")
-    short = measured(HEADS, 128)
-    with style():
-        figure = share_figure([short, reach])
-        figures.check_readable(figure)
-        [axes] = figure.axes
-        shares = [[short.shares()[head], reach.shares()[head]] for head in steepest_first(reach)]
-        shares.append([short.share(), reach.share()])
-        assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for row in shares for share in row]
-        assert np.allclose(axes.images[0].get_array(), shares)
-        assert [label.get_text() for label in axes.get_xticklabels()] == ["128", "1,024"]
-        assert axes.get_yticklabels()[-1].get_text() == "all heads"
