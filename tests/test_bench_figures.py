@@ -1,4 +1,4 @@
-"""The figures of bench have the points of the committed records."""
+"""The figures of bench have the points of the committed records, or of a replay."""
 
 from dataclasses import asdict
 
@@ -8,6 +8,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
+from bench.allocator.replay import CAPACITY, WITH, WITHOUT, Training, ramp_figure, replay
 from bench.common.records import RESULTS, CpuRecord, read
 from bench.parallel import report as many_devices
 from bench.resize_batch import implementations as resizing
@@ -19,7 +20,7 @@ from experiments.scales import TOY
 from seqwarm_kernels.cli.exchanges import ContextSize
 from seqwarm_kernels.utils.figures import style
 
-from .support.figures import drawn
+from .support.figures import check_looks, check_readable, drawn
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,19 @@ def test_time_to_a_loss():
     assert sorted(half.get_ydata()) == found
     baseline = next(result for result in results if not result.case["duration"]).figures["curve"]
     assert drawn(curves)[training.BASELINE] == [(tokens / 1000, loss) for tokens, _, loss in baseline]
+
+
+def test_a_replay_of_the_allocator():
+    """A warmed ramp asks the device for nothing."""
+    tiny = Training(layers=2, width=256, vocabulary=8192, batch_size=8)
+    ramps = {name: replay(tiny, range(8, 257, 8), CAPACITY, warmed=name == WITH) for name in (WITHOUT, WITH)}
+    cold, warmed = ramps[WITHOUT], ramps[WITH]
+    assert set(warmed.device_calls) == {0}
+    assert cold.device_calls == sorted(cold.device_calls)
+    assert cold.device_calls[-1] > cold.device_calls[0] > 0
+    assert len(set(warmed.reserved)) == 1
+    assert cold.reserved[-1] > warmed.reserved[-1] >= warmed.peaks[-1] == cold.peaks[-1]
+    figure = ramp_figure(ramps)
+    check_readable(figure)
+    check_looks(figure, {WITH, WITHOUT})
+    assert "a replay of the allocator's policy, not a measurement" in figure.get_suptitle()
