@@ -8,14 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from tools.mutation import records, report, trial
-from tools.mutation.__main__ import ROOT, pending
+from tools.mutation.__main__ import ROOT
 from tools.mutation.cpp_edits import cpp_edits
-from tools.mutation.mutants import Mutant, shuffled_mutants
+from tools.mutation.mutants import shuffled_mutants
 from tools.mutation.python_edits import python_edits
-from tools.mutation.records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
+from tools.mutation.records import FAILED, SURVIVED, TIMED_OUT
 from tools.mutation.targets import TARGETS, Run
-
-MUTANT = Mutant("file.py", "0123", 4, 1, "arithmetic", "x = a + b", "a + b", "(a - b)")
 
 #: The operator and the result of each edit of a source.
 PYTHON = {
@@ -55,13 +53,6 @@ def test_edits(edits, sources):
     for source, expected in sources.items():
         found = {(operator, source[:start] + text + source[end:]) for start, end, operator, text in edits(source)}
         assert found == set(expected), source
-
-
-def test_a_mutant_is_its_file_with_one_change(tmp_path):
-    (tmp_path / "file.py").write_text("x = a + b\n")
-    (mutant,) = shuffled_mutants(tmp_path, "file.py")
-    assert mutant == MUTANT._replace(source=mutant.source)
-    assert mutant.apply("x = a + b\n") == "x = (a - b)\n"
 
 
 def test_files_of_targets_exist():
@@ -108,24 +99,6 @@ def test_try_mutant(tmp_path):
     assert (tmp_path / "counting.py").read_text() == counting
 
 
-def test_what_is_known_is_not_tried_again():
-    mutants = [MUTANT._replace(start=start) for start in range(5)]
-    assert pending(mutants, {}, 3) == mutants[:3]
-    known = {mutants[0]: Outcome(FAILED, "test", 1.0), mutants[1]: Outcome(NOT_BUILT, None, 1.0)}
-    assert pending(mutants, known, 3) == [mutants[2], mutants[3]]
-    assert pending(mutants[:2], known, 3) == []
-
-
-def test_the_last_record_of_a_mutant_counts(tmp_path):
-    path = tmp_path / "records.jsonl"
-    assert records.read(path) == {}
-    records.append(MUTANT, Outcome(SURVIVED, None, 2.0), path)
-    records.append(MUTANT, Outcome(FAILED, "test", 1.0), path)
-    assert records.read(path) == {MUTANT: Outcome(FAILED, "test", 1.0)}
-    records.rewrite(records.read(path), path)
-    assert len(path.read_text().splitlines()) == 1
-
-
 def test_the_page_shows_the_records_and_a_reason_for_each_survivor():
     outcomes = records.read()
     page = report.page(outcomes)
@@ -134,4 +107,3 @@ def test_the_page_shows_the_records_and_a_reason_for_each_survivor():
     survived = {mutant for mutant, outcome in outcomes.items() if outcome.result == SURVIVED}
     known = {(mutant.file, mutant.code, mutant.before, mutant.after) for mutant in survived}
     assert {entry[:4] for entry in report.REASONS} <= known
-    assert "not explained yet" in report.page({MUTANT: Outcome(SURVIVED, None, 1.0)})
