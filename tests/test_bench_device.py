@@ -1,16 +1,13 @@
 """bench device: each part runs its stages and steps, and records what fails."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from bench.gpu import command, steps
-from bench.gpu.records import STEPS, append, read_device_records
+from bench.gpu.records import append, read_device_records
 from bench.gpu.stage import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -81,30 +78,3 @@ def test_nothing_runs_without_the_essentials(run):
 @pytest.mark.parametrize("name", ["forward", "length 129"])
 def test_steps_pass_on_a_cpu(name):
     assert steps.run_step(name, steps.torch.device("cpu")).failure is None
-
-
-def dry_run(part, folder):
-    arguments = ["device", "--part", part, "--dry-run", "--out", str(folder)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    program = [sys.executable, "-m", "bench", *arguments]
-    run = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert {path.name for path in folder.iterdir()} == {f"device_{part}.jsonl", f"device_{part}.log"}
-    return read_device_records(folder / f"device_{part}.jsonl")[1], run.stdout
-
-
-@pytest.mark.exhaustive  # FlexAttention compiles for a minute
-@pytest.mark.parametrize("part", command.PARTS)
-def test_a_dry_run(tmp_path, part):
-    records, text = dry_run(part, tmp_path)
-    if part == "tests":
-        assert {record.case for record in records if record.stage == STEPS} == {
-            *(name for name in steps.STEPS if name not in steps.NEED_A_GPU),
-            "gpu tests",
-        }
-        assert [record for record in records if record.failure is not None] == []
-        assert "tests: 1 passed" in text
-    else:
-        measured = {record.stage for record in records if record.failure is None} - {"copy", STEPS}
-        names = {"small": {"host", "packed", "decoding"}, "resize": {"resize_batch"}}
-        assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))

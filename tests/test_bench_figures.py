@@ -1,7 +1,5 @@
 """The figures of bench have the points of the committed records, or of a replay."""
 
-from dataclasses import asdict
-
 import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -10,14 +8,10 @@ from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
 from bench.allocator.replay import CAPACITY, WITH, WITHOUT, Training, ramp_figure, replay
 from bench.common.records import RESULTS, CpuRecord, read
-from bench.parallel import report as many_devices
-from bench.resize_batch import implementations as resizing
-from bench.resize_batch import report as resize_report
 from experiments import figures as training
 from experiments.plan import TIME
 from experiments.results import Result
 from experiments.scales import TOY
-from seqwarm_kernels.cli.exchanges import ContextSize
 from seqwarm_kernels.utils.figures import style
 
 from .support.figures import check_looks, check_readable, drawn
@@ -50,27 +44,6 @@ def test_attention_on_a_cpu():
             and record.case.endswith(f"causal B2 H12 S1024 D64, {dtype}")
         ]
         assert dict(points["SDPA with bias mask"])[1024] == pytest.approx(1000 * record.median_ms / 2048)
-
-
-def test_what_ranks_exchange():
-    lines = lines_of(many_devices.RECORDS)
-    over_lengths, over_ranks = map(drawn, many_devices.figure(lines).axes)
-    size = ContextSize(32, 32, 128, 2**17, 8)
-    [widths] = [line["widths"] for line in lines if line.get("score_std") == 1 and line["size"] == asdict(size)]
-    for name, volume in {"ring": size.ring(), "Ulysses": size.ulysses(), "halo": size.halo(widths)}.items():
-        assert dict(over_lengths[name])[2**17] == dict(over_ranks[name])[8] == sum(volume) / 1e6
-    assert max(ranks for ranks, _ in over_ranks["Ulysses"]) == 32, "64 ranks do not divide 32 heads"
-
-
-def test_resize_batch_on_a_cpu():
-    records = [CpuRecord(**line) for line in lines_of("cpu_resize_batch")]
-    figure = resize_report.cpu_figure(records)
-    for axes, method in zip(figure.axes, resizing.METHODS, strict=True):
-        assert axes.get_title(loc="left") == method
-        of_shape = [record for record in records if record.case.startswith(f"{method}, 3 x 2048 x 2048")]
-        ms = {record.implementation: record.median_ms for record in of_shape if record.threads == 2}
-        speeds = {round(row): speed for speed, row in drawn(axes)[resizing.OURS]}
-        assert speeds[6] == pytest.approx(ms[resizing.BY_HAND] / ms[resizing.OURS])
 
 
 def test_time_to_a_loss():
