@@ -1,4 +1,4 @@
-"""bench: peers compute the same, and CPU benchmarks measure and make their tables, in tiny sizes."""
+"""bench: CPU benchmarks measure and make their tables, in tiny sizes."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,7 +9,7 @@ import torch
 from bench import page
 from bench.alibi_attention import cpu as attention
 from bench.alibi_attention import decoding, peers, short
-from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
+from bench.alibi_attention.cases import BOTH, FORWARD
 from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import RECORDS as ATTENTION
 from bench.batching import cpu as batching
@@ -30,16 +30,6 @@ CPU = torch.device("cpu")
 def _no_drawing(monkeypatch):
     """test_bench_report draws."""
     monkeypatch.setattr("bench.common.figures.png", lambda draw, dark=False: b"")
-
-
-def test_attention_peers_compute_the_same():
-    problem = Problem(2, 4, 2, 48, 16, dtype=torch.float32)
-    case = Case(problem, "b", CPU)
-    for peer in (*peers.ours(CPU, problem.dtype), peers.reference(), peers.MASK, peers.EAGER):
-        out = peer.make(problem, CPU)(*case.inputs)
-        errors = case.exact.errors(out.detach(), torch.autograd.grad(out, case.inputs, case.grad_out))
-        assert set(errors) == set(RESULT_NAMES)
-        assert max(errors.values()) < 1e-4, peer.name
 
 
 def page_of(table, name, rows, monkeypatch, tmp_path):
@@ -77,6 +67,7 @@ def test_attention_is_measured(monkeypatch, tmp_path):
     found = attention.measure(problem, "a", [*peers.ours(CPU, problem.dtype), peers.MASK], 1, 0.001)
     assert [record.facts["work"] for record in found] == [FORWARD] * 3 + [BOTH] * 3
     assert "peak_megabytes" in found[0].facts
+    assert max(record.max_error for record in found[:3]) < 1e-4, "peers compute the same"
     text = REPORTS[ATTENTION]([asdict(record) for record in found], tmp_path)
     assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
 

@@ -114,17 +114,10 @@ def test_figure(unit):
         "full length throughout": [(0, 24), (end, 24)],
         "sequence-length warmup": list(zip([*starts, end], [8, 16, 24, 24], strict=True)),
     }
-    (origin, (last, full)) = amounts["full length throughout"]
-    assert (origin, last) == ((0, 0), end)
-    steps = sum(stage.steps for stage in plan.stages)
-    of_tokens = steps * 86_400 / plan.tokens_full_length
-    assert full == pytest.approx(of_tokens if unit == "token" else plan.tokens_full_length)
-    of_stages = [stage.steps if unit == "token" else stage.tokens for stage in plan.stages]
-    sums = [0, *itertools.accumulate(of_stages)]
-    assert [y for _, y in amounts["sequence-length warmup"]] == pytest.approx(sums)
-    axes = figure.axes[1]
-    assert axes.get_ylabel() == ("optimizer steps so far" if unit == "token" else "tokens so far")
-    assert axes.get_xlabel() == f"{unit}s"
+    full, sums = {"token": (12, [0, 5, 10, 17]), "sample": (122_400, [0, 12_000, 36_000, 86_400])}[unit]
+    assert amounts["full length throughout"] == [(0, 0), (end, pytest.approx(full))]
+    assert [y for _, y in amounts["sequence-length warmup"]] == sums
+    assert figure.axes[1].get_ylabel() == ("optimizer steps so far" if unit == "token" else "tokens so far")
 
 
 def test_the_command(capsys, tmp_path):

@@ -343,17 +343,11 @@ def test_weights_begin_as_those_of_gpt2_and_depend_on_the_seed_alone():
     assert not first["embedding.weight"].equal(other["embedding.weight"])
 
 
-@pytest.mark.parametrize(
-    ("changed", "extra", "name"),
-    [
-        ({}, [], "--resume"),
-        ({"learning_rate": 1.0}, ["--resume"], "learning_rate"),
-        ({"text": SCRIPT}, ["--resume"], "text"),
-    ],
-)
-def test_a_run_is_continued_as_it_began(finished, cache, changed, extra, name):
-    with pytest.raises(script.model.UserError, match=name):
-        train(finished[0], cache, *extra, **BOTH_LENGTHS, **changed)
+def test_a_run_is_continued_as_it_began(finished, cache):
+    with pytest.raises(script.model.UserError, match="--resume"):
+        train(finished[0], cache, **BOTH_LENGTHS)
+    with pytest.raises(script.model.UserError, match="learning_rate"):
+        train(finished[0], cache, "--resume", **BOTH_LENGTHS, learning_rate=1.0)
 
 
 @pytest.mark.parametrize(
