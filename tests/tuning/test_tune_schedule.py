@@ -4,7 +4,6 @@ import json
 import math
 import pickle
 
-import numpy as np
 import pytest
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete, root
@@ -203,18 +202,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
 def test_arguments_are_checked_before_the_first_trial(options, name):
     with pytest.raises(ValueError, match=name):
         tune(pytest.fail, **options)
-
-
-def test_numbers_of_numpy_are_kept_as_plain_numbers(tmp_path):
-    numbers = {
-        "max_seq_length": np.int64(256),
-        "learning_rate_warmup": np.int32(40),
-        "min_seq_lengths": np.array([8, 16, 32, 64, 128]),
-        "durations": np.arange(200, 1001, 100),
-        "multiples": np.float32(3),
-        "max_rise": np.float64(1.3),
-        "step_size": np.int64(8),
-        "seed": np.uint8(0),
-    }
-    found = tune(Formula(region), **numbers, folder=tmp_path)
-    assert found.to_json() == tune(Formula(region)).to_json()
