@@ -54,8 +54,8 @@ def run(*options):
 
 def test_the_users_own_training(own, capsys):
     pytest.importorskip("matplotlib")
-    options = ("--trial", f"{own}:run_trial", *OWN, "--folder", "trials", "--figure", "trials/tuning.svg")
-    assert run(*options, "--json") == 0
+    options = ("--trial", f"{own}:run_trial", *OWN, "--folder", "trials")
+    assert run(*options, "--figure", "trials/tuning.svg", "--json") == 0
     printed = capsys.readouterr()
     assert printed.err == "loading\n"  # and no progress bar without a terminal
     found = json.loads(printed.out)

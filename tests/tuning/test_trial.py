@@ -48,6 +48,7 @@ def test_a_rise_is_relative_to_the_best_not_to_the_last():
         ([Validation(0, 9.0), Validation(119, 8.0)], "run_trial"),  # a trial ends at 120
         ([Validation(120, 9.0)], "run_trial"),  # one validation cannot show a fluctuation
         ([Validation(10, 9.0), Validation(9, 8.0)], "progress"),
+        ([Validation(-1, 9.0)], "progress"),
         ([Validation(0, 0.7)], "perplexity"),  # a loss
     ],
 )

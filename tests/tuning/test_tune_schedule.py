@@ -191,8 +191,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
     [
         ({"max_seq_length": 8}, "min_seq_lengths"),  # none is shorter
         ({"min_seq_lengths": []}, "min_seq_lengths"),
-        ({"durations": [200, 100]}, "durations"),
+        ({"durations": [100, 100]}, "durations"),
         ({"multiples": 0}, "multiples"),
+        ({"max_rise": 1}, "max_rise"),
         ({"max_rise": math.nan}, "max_rise"),
         ({"unit": "epoch"}, "unit"),
         ({"pacing": discrete([(10, 8)])}, "pacing"),
