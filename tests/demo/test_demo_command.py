@@ -109,6 +109,7 @@ def test_a_run_is_never_overwritten_or_continued_with_another_setting_or_text(de
     ("options", "name"),
     [
         (["--seq-length", 8], "seq_length"),
+        (["--width", 130], "width"),
         (["--device", "cuda:99"], "device"),
         (["--text", "nowhere.txt"], "nowhere.txt"),
         (["--text", "text.py", "--report", "."], "folder"),  # it has other files
