@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.alibi_attention.sass import Loop, inner_loops
-
 triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parent.parent
 
@@ -160,36 +158,3 @@ def check_amd(report):
 
 def num_warps(report):
     return int(report["tiles"].split(", ")[1])
-
-
-PARTITIONS = """
-        /*0000*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ; /* 0x1 */
-        /*0010*/                   HGMMA.64x64x16.F32.BF16 R88, R56, gdesc[UR8], R88 ;  /* 0x2 */
-        /*0020*/                   HGMMA.64x64x16.F32.BF16 R88, R60, gdesc[UR8], R88 ;  /* 0x3 */
-        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;                      /* 0x4 */
-        /*0040*/                   MUFU.EX2 R24, R24 ;                                  /* 0x5 */
-        /*0050*/              @!P1 MUFU.EX2 R25, R25 ;                                  /* 0x6 */
-        /*0060*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                      /* 0x7 */
-        /*0070*/                   LDL.LU R2, [R1+0x7c] ;                               /* 0x8 */
-        /*0080*/               @P0 BRA 0x0 ;                                            /* 0x9 */
-        /*0090*/                   EXIT ;                                               /* 0xa */
-        /*00a0*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ; /* 0xb */
-        /*00b0*/                   HGMMA.64x64x16.F32.BF16 R88, R56, gdesc[UR8], R88 ;  /* 0xc */
-        /*00c0*/                   HGMMA.64x64x16.F32.BF16 R88, R60, gdesc[UR8], R88 ;  /* 0xd */
-        /*00d0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;                      /* 0xe */
-        /*00e0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                      /* 0xf */
-        /*00f0*/                   MUFU.EX2 R24, R24 ;                                  /* 0x10 */
-        /*0100*/               @P0 BRA 0xa0 ;                                           /* 0x11 */
-        /*0110*/                   EXIT ;                                               /* 0x12 */
-        /*0120*/                   BRA 0x10 ;                                           /* 0x13 */
-"""
-
-
-def test_exponentials_between_waits_are_overlapped():
-    counts = {"products": 3, "copies": 0, "waits": 2}
-    first, second = inner_loops(PARTITIONS, 90)
-    assert first == Loop(instructions=9, **counts, exponentials=2, overlapped=2, spills=1)
-    assert second == Loop(instructions=7, **counts, exponentials=1, overlapped=0)
-    assert first.is_overlapped
-    assert not second.is_overlapped
-    assert not Loop(9, products=3, copies=0, waits=3, exponentials=2, overlapped=2).is_overlapped

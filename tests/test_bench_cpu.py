@@ -1,4 +1,4 @@
-"""bench: peers compute the same, and CPU benchmarks measure and make their tables, in tiny sizes."""
+"""bench: CPU benchmarks measure and make their tables, in tiny sizes."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,13 +9,15 @@ import torch
 from bench import page
 from bench.alibi_attention import cpu as attention
 from bench.alibi_attention import decoding, peers, short
-from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
+from bench.alibi_attention.cases import BOTH, FORWARD
 from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import RECORDS as ATTENTION
 from bench.batching import cpu as batching
-from bench.batching import files
+from bench.batching import files, large_corpus, readers
 from bench.batching.corpora import BenchCorpus
-from bench.batching.report import files_table
+from bench.batching.report import files_table, large_corpus_table, readers_table
+from bench.batching.token_corpus import document_lengths, write_flat
+from bench.moment_statistics import cpu as diagnostics
 from bench.report import REPORTS
 from bench.resize_batch import cpu as resizing
 from bench.resize_batch.implementations import BY_HAND, METHODS, OURS, Resizing, implementations
@@ -28,24 +30,6 @@ CPU = torch.device("cpu")
 def _no_drawing(monkeypatch):
     """test_bench_report draws."""
     monkeypatch.setattr("bench.common.figures.png", lambda draw, dark=False: b"")
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        Problem(2, 4, 2, 48, 16, dtype=torch.float32),
-        Problem(2, 4, 2, 48, 16, causal=False, dtype=torch.float32),
-        Problem(2, 2, 2, 48, 16, segment_length=12, dtype=torch.float32),
-    ],
-    ids=lambda problem: problem.case(),
-)
-def test_attention_peers_compute_the_same(problem):
-    case = Case(problem, "b", CPU)
-    for peer in (*peers.ours(CPU, problem.dtype), peers.reference(), peers.MASK, peers.EAGER):
-        out = peer.make(problem, CPU)(*case.inputs)
-        errors = case.exact.errors(out.detach(), torch.autograd.grad(out, case.inputs, case.grad_out))
-        assert set(errors) == set(RESULT_NAMES)
-        assert max(errors.values()) < 1e-4, peer.name
 
 
 def page_of(table, name, rows, monkeypatch, tmp_path):
@@ -83,6 +67,7 @@ def test_attention_is_measured(monkeypatch, tmp_path):
     found = attention.measure(problem, "a", [*peers.ours(CPU, problem.dtype), peers.MASK], 1, 0.001)
     assert [record.facts["work"] for record in found] == [FORWARD] * 3 + [BOTH] * 3
     assert "peak_megabytes" in found[0].facts
+    assert max(record.max_error for record in found[:3]) < 1e-4, "peers compute the same"
     text = REPORTS[ATTENTION]([asdict(record) for record in found], tmp_path)
     assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
 
@@ -130,3 +115,18 @@ def test_files_to_tensors_are_measured(monkeypatch, corpus, tmp_path):
     assert shown == ["LengthBatchStream", 300, 3, 2]
     assert all(0 < seconds <= ours["cpu_seconds"] for seconds in ours["stages"].values())
     assert f"| LengthBatchStream | {ours['cpu_seconds']:.3g} |" in files_table([ours])
+
+
+@pytest.mark.slow
+def test_diagnostics_large_corpora_and_readers_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(diagnostics, "MODEL", (1, 1, 8))
+    monkeypatch.setattr(large_corpus, "BUDGET", 256)
+    monkeypatch.setattr(large_corpus, "in_process", lambda function, *given: large_corpus._measured(function, given))
+    tokens = 100_000
+    path = write_flat(tmp_path / "train.bin", document_lengths(tokens))
+    for table in (
+        diagnostics.share_table(diagnostics.measure_at(length=8, repeats=1)),
+        large_corpus_table(list(large_corpus.measure(path, tokens, repeats=1))),
+        readers_table(list(readers.measure(tokens=20_000, repeats=1))),
+    ):
+        assert table.count("\n|") >= 3

@@ -1,6 +1,4 @@
-"""The figures of bench have the points of the committed records."""
-
-from dataclasses import asdict
+"""The figures of bench have the points of the committed records, or of a replay."""
 
 import pytest
 
@@ -8,18 +6,15 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
+from bench.allocator.replay import CAPACITY, WITH, WITHOUT, Training, ramp_figure, replay
 from bench.common.records import RESULTS, CpuRecord, read
-from bench.parallel import report as many_devices
-from bench.resize_batch import implementations as resizing
-from bench.resize_batch import report as resize_report
 from experiments import figures as training
 from experiments.plan import TIME
 from experiments.results import Result
 from experiments.scales import TOY
-from seqwarm_kernels.cli.exchanges import ContextSize
 from seqwarm_kernels.utils.figures import style
 
-from .support.figures import drawn
+from .support.figures import check_looks, check_readable, drawn
 
 
 @pytest.fixture(autouse=True)
@@ -51,27 +46,6 @@ def test_attention_on_a_cpu():
         assert dict(points["SDPA with bias mask"])[1024] == pytest.approx(1000 * record.median_ms / 2048)
 
 
-def test_what_ranks_exchange():
-    lines = lines_of(many_devices.RECORDS)
-    over_lengths, over_ranks = map(drawn, many_devices.figure(lines).axes)
-    size = ContextSize(32, 32, 128, 2**17, 8)
-    [widths] = [line["widths"] for line in lines if line.get("score_std") == 1 and line["size"] == asdict(size)]
-    for name, volume in {"ring": size.ring(), "Ulysses": size.ulysses(), "halo": size.halo(widths)}.items():
-        assert dict(over_lengths[name])[2**17] == dict(over_ranks[name])[8] == sum(volume) / 1e6
-    assert max(ranks for ranks, _ in over_ranks["Ulysses"]) == 32, "64 ranks do not divide 32 heads"
-
-
-def test_resize_batch_on_a_cpu():
-    records = [CpuRecord(**line) for line in lines_of("cpu_resize_batch")]
-    figure = resize_report.cpu_figure(records)
-    for axes, method in zip(figure.axes, resizing.METHODS, strict=True):
-        assert axes.get_title(loc="left") == method
-        of_shape = [record for record in records if record.case.startswith(f"{method}, 3 x 2048 x 2048")]
-        ms = {record.implementation: record.median_ms for record in of_shape if record.threads == 2}
-        speeds = {round(row): speed for speed, row in drawn(axes)[resizing.OURS]}
-        assert speeds[6] == pytest.approx(ms[resizing.BY_HAND] / ms[resizing.OURS])
-
-
 def test_time_to_a_loss():
     results = [Result(**line) for line in lines_of("cpu_training")]
     results = [result for result in results if result.experiment == TIME and result.failure is None]
@@ -83,3 +57,19 @@ def test_time_to_a_loss():
     assert sorted(half.get_ydata()) == found
     baseline = next(result for result in results if not result.case["duration"]).figures["curve"]
     assert drawn(curves)[training.BASELINE] == [(tokens / 1000, loss) for tokens, _, loss in baseline]
+
+
+def test_a_replay_of_the_allocator():
+    """A warmed ramp asks the device for nothing."""
+    tiny = Training(layers=2, width=256, vocabulary=8192, batch_size=8)
+    ramps = {name: replay(tiny, range(8, 257, 8), CAPACITY, warmed=name == WITH) for name in (WITHOUT, WITH)}
+    cold, warmed = ramps[WITHOUT], ramps[WITH]
+    assert set(warmed.device_calls) == {0}
+    assert cold.device_calls == sorted(cold.device_calls)
+    assert cold.device_calls[-1] > cold.device_calls[0] > 0
+    assert len(set(warmed.reserved)) == 1
+    assert cold.reserved[-1] > warmed.reserved[-1] >= warmed.peaks[-1] == cold.peaks[-1]
+    figure = ramp_figure(ramps)
+    check_readable(figure)
+    check_looks(figure, {WITH, WITHOUT})
+    assert "a replay of the allocator's policy, not a measurement" in figure.get_suptitle()

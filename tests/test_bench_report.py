@@ -2,9 +2,7 @@
 
 import json
 import re
-import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,9 +18,8 @@ from bench.alibi_attention import hopper
 from bench.alibi_attention.cases import BOTH
 from bench.alibi_attention.report import device_goals as attention_goals
 from bench.allocator import gpu as allocator
-from bench.common import records as cpu_records
-from bench.common.records import RESULTS, CpuRecord
-from bench.gpu.records import TESTS, DeviceRecord, DeviceRecords, read_device_records
+from bench.common.records import RESULTS
+from bench.gpu.records import TESTS, DeviceRecord, DeviceRecords
 from bench.gpu.report import device_report
 from bench.gpu.stage import STAGES
 from bench.gpu.steps import step_record
@@ -107,14 +104,6 @@ def test_the_tables_of_a_page_are_those_of_the_records(path, tables):
     assert page.filled(changed, tables) == text != changed
 
 
-def test_what_has_no_report(run_bench, tmp_path):
-    out = run_bench("report", "--records", tmp_path, "--figures", tmp_path)
-    assert "| causal 8k, no skip, forward, D128 | not yet measured | ≥ 600 TFLOP/s |" in out
-    (tmp_path / "cpu_unknown.jsonl").write_text('{"torch": "2"}\n')
-    with pytest.raises(SystemExit, match=r"cpu_unknown\.jsonl"):
-        run_bench("report", "--records", tmp_path, "--figures", tmp_path)
-
-
 # ---- records of a GPU run
 
 
@@ -181,13 +170,6 @@ def test_every_stage_of_a_gpu_run_is_reported_with_its_goals(device_records):
     assert "- steps: 1 passed" in text
 
 
-def test_a_line_that_was_not_written_completely_is_left_out(tmp_path):
-    record = DeviceRecord("packed", "a case", "forward", "varlen")
-    lines = [json.dumps({"gpu": "pretend"}), json.dumps(asdict(record)), '{"stage": "pack']
-    (tmp_path / "device.jsonl").write_text("\n".join(lines))
-    assert read_device_records(tmp_path / "device.jsonl") == ({"gpu": "pretend"}, [record])
-
-
 # ---- commands
 
 
@@ -199,30 +181,3 @@ def test_every_command_has_help(run_bench, name, capsys):
         run_bench(name, "--help")
     assert end.value.code == 0
     assert f"python -m bench {name}" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_cpu_benchmarks_need_no_triton():
-    modules = ["alibi_attention.cpu", "resize_batch.cpu", "batching.cpu", "moment_statistics.cpu", "report"]
-    code = "import sys; sys.modules['triton'] = None; import " + ", ".join(f"bench.{name}" for name in modules)
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
-
-
-def test_an_interrupted_run_keeps_the_records_so_far(monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu_records, "RESULTS", tmp_path)
-    (tmp_path / "cpu.jsonl").write_text("of an earlier run")
-    record = CpuRecord("operator", "case", "implementation", 1, 1.0, 0.1, None)
-
-    def measured(fails):
-        yield record
-        if fails:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cpu_records.write("cpu", measured(fails=True))
-    assert (tmp_path / "cpu.jsonl").read_text() == "of an earlier run"
-    assert cpu_records.read(tmp_path / "cpu.jsonl.partial")[1] == [asdict(record)]
-    path, written = cpu_records.write("cpu", measured(fails=False))
-    assert written == [record]
-    assert cpu_records.read(path)[1] == [asdict(record)]
-    assert [file.name for file in tmp_path.iterdir()] == ["cpu.jsonl"]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +12,8 @@ from seqwarm_kernels.cli.exchanges import ContextSize, Exchanges, Volume, normal
 from seqwarm_kernels.parallel import halo_widths, heads_to_tokens, tokens_to_heads
 
 from .support.ranks import run_on_mesh
-from .support.tiers import first_fast
+from .support.tiers import examples
 
-LARGE = ContextSize(32, 32, 128, 2**17, 8)
 SIZES = st.builds(
     lambda ranks, shard, key_heads, group, **options: ContextSize(
         key_heads * group, key_heads, length=ranks * shard, ranks=ranks, **options
@@ -45,6 +43,7 @@ def received_in_ring(size, steps):
     return received, holds
 
 
+@examples(30)
 @given(SIZES)
 def test_ring(size):
     forward, holds = received_in_ring(size, size.ranks - 1)
@@ -54,6 +53,7 @@ def test_ring(size):
     assert size.ring() == Volume(forward, forward + home)
 
 
+@examples(30)
 @given(SIZES)
 def test_ulysses(size):
     """Rank 0 needs all tokens of its heads, and has its own. Outputs go the other way."""
@@ -67,6 +67,7 @@ def test_ulysses(size):
     assert size.ulysses() == Volume(received, received)
 
 
+@examples(30)
 @given(SIZES, st.data())
 def test_halo(size, data):
     """Token by token: who sends which one to whom."""
@@ -83,25 +84,6 @@ def test_halo(size, data):
     bytes_of = [Volume(2 * r * vector(size), 2 * s * vector(size)) for r, s in zip(received, sent, strict=True)]
     assert [size.halo(widths, rank) for rank in range(size.ranks)] == bytes_of
     assert size.halo(widths) == tuple(map(max, zip(*bytes_of, strict=True)))
-
-
-@given(SIZES)
-def test_a_halo_of_all_tokens_is_an_all_gather(size):
-    everything = [size.length] * size.key_heads
-    assert size.halo(everything) == size.all_gather()
-    assert size.all_gather().forward == size.ring().forward
-
-
-def test_the_formulas_of_the_size_of_the_goals():
-    assert LARGE.ring().forward == 4 * 128 * 32 * 2**17 * 7 // 8 == 1_879_048_192
-    assert LARGE.ulysses().forward == 4 * 128 * 64 * 2**14 * 7 // 8 == 469_762_048
-    assert LARGE.halo([1000] * 32).forward == 4 * 128 * 32_000
-
-
-@pytest.mark.parametrize("change", [{"key_heads": 5}, {"ranks": 3}])
-def test_sizes_that_are_none(change):
-    with pytest.raises(ValueError, match=f"got {next(iter(change.values())) if 'ranks' not in change else 131072}"):
-        replace(LARGE, **change)
 
 
 # ---- widths
@@ -150,11 +132,6 @@ def runs_receive_what_the_formula_says(mesh):
         assert sum(received) > 0
         if slopes == FLAT and rank == ranks - 1:
             assert found["forward"] == size.all_gather().forward
-    with ReceivedBytes(rank, ranks) as counted:
-        torch.distributed._functional_collectives.all_reduce(torch.zeros(8), "max", mesh)
-        assert counted.received["all_reduce"] == 2 * 32 * (ranks - 1) / ranks
-        with pytest.raises(TypeError, match="all_gather_into_tensor has no count"):
-            torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(8), 0, mesh)
 
 
 def ulysses_receives_the_same_bytes(mesh):
@@ -174,21 +151,18 @@ def widths_are_those_of_normal_inputs(mesh):
     torch.manual_seed(7)
     ranks = mesh.size()
     drawn = [torch.randn(1, 2, 2**13, 8) for _ in range(ranks)][mesh.get_local_rank()]
-    (exact,) = halo_widths(drawn[:, 1:] * 2, drawn[:, :1], mesh=mesh)
+    (exact,) = halo_widths(drawn[:, 1:] / 2, drawn[:, :1], mesh=mesh)
     assert exact < (ranks - 1) * 2**13, "not all tokens"
-    (found,) = normal_widths(ContextSize(1, 1, 8, ranks * 2**13, ranks), score_std=2, seed=7)
+    (found,) = normal_widths(ContextSize(1, 1, 8, ranks * 2**13, ranks), score_std=0.5, seed=7)
     assert exact <= found <= 1.1 * exact
 
 
-@pytest.mark.parametrize("ranks", first_fast([2, 4]))
-@pytest.mark.parametrize("check", [runs_receive_what_the_formula_says, ulysses_receives_the_same_bytes])
-def test_a_run(check, ranks):
-    run_on_mesh(check, world_size=ranks)
-
-
-@pytest.mark.slow
-def test_widths_of_a_run():
-    run_on_mesh(widths_are_those_of_normal_inputs, world_size=4)
+@pytest.mark.parametrize(
+    "check",
+    [runs_receive_what_the_formula_says, ulysses_receives_the_same_bytes, widths_are_those_of_normal_inputs],
+)
+def test_a_run(check):
+    run_on_mesh(check, world_size=2)
 
 
 # ---- the table

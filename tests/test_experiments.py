@@ -12,7 +12,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
 
-from experiments import figures, last_words, plan, publishing, results, tables
+from experiments import figures, last_words, plan, results, tables
 from experiments.running import Runner, load_script
 from experiments.scales import TOY
 from experiments.stability import batches, training
@@ -55,15 +55,6 @@ def test_two_runs_train_and_are_read_again(text, tmp_path, monkeypatch):
     assert last_words.read_scores(outcomes[0].folder).perplexity > 1
     monkeypatch.setattr(Runner, "_train", None)  # finished runs are read
     assert runner.run_all(runs, "again") == outcomes
-
-
-def test_fewer_results_than_published_are_refused(tmp_path):
-    key, path = ("experiment", "case"), tmp_path / "published.jsonl"
-    found = [{"experiment": "e", "case": {"seed": seed}, "loss": math.nan} for seed in (0, 1)]
-    assert publishing.refusal(path, [], key) is None
-    publishing.write(path, {}, found)
-    assert publishing.refusal(path, found[::-1], key) is None
-    assert "1 results" in publishing.refusal(path, found[:1], key)
 
 
 def test_a_run_of_the_search_for_stability_repeats(monkeypatch):

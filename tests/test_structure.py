@@ -65,11 +65,6 @@ def modules():
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
-def test_the_root_holds_few_files():
-    files = {path.name for path in PACKAGE.iterdir() if path.is_file() and path.suffix != ".so"}
-    assert files == {"__init__.py", "__main__.py", "api.py", "py.typed"}
-
-
 def test_imports_run_downwards():
     for path in modules():
         own = path.relative_to(PACKAGE).with_suffix("").parts[0]

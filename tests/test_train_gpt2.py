@@ -1,6 +1,5 @@
 """examples/train_gpt2: settings, model and training. A killed and resumed run ends on the same bits."""
 
-import asyncio
 import itertools
 import json
 import os
@@ -21,18 +20,18 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from experiments.running import ROOT, SCRIPT, load_script
 
 from .support.ranks import leave_group
-from .support.tiers import first_fast
 
 pytestmark = pytest.mark.xdist_group("train_gpt2")  # one worker loads the script and trains what tests share
-TEXT = Path(asyncio.__file__).parent  # source, and compiled files that must be skipped
+TEXT = Path(json.__file__).parent  # source, and compiled files that must be skipped
 TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
 
 script = load_script()
+script.model.SIZES["toy"].update(layers=2, width=32)  # a third of the time
 
 
 def flags(out, cache, **changed):
     settings = {"size": "toy", "text": TEXT, "vocab_size": 400, "seq_length": 64, "min_seq_length": 16, "step_size": 16,
-                "batch_size": 4, "total_tokens": 6000, "validate_every": 0.25, "validation_tokens": 2048,
+                "batch_size": 4, "total_tokens": 3000, "validate_every": 0.25, "validation_tokens": 512,
                 "lr_warmup_steps": 5, "monitor_every": 4, "device": "cpu", "out": out, "cache": cache,
                 **changed}  # fmt: skip
     arguments = []
@@ -48,7 +47,7 @@ def train(out, cache, *extra, **changed):
 
 
 BOTH_LENGTHS = {"validation_lengths": [64, 128]}
-SHORT = {"total_tokens": 2400, "validate_every": 0}
+SHORT = {"total_tokens": 2000, "validate_every": 0}
 CONSTANT_AND_SCALED = ["--mode", "flatten", "--scale-learning-rate"]
 SHORT_AND_FULL = {**BOTH_LENGTHS, "step_size": 48, "warmup_duration": 0.6}  # 16 and 64 tokens: two ranks have all rows
 #: Ways in which two ranks train together. The first two have rows of their own, in two micro-batches.
@@ -100,17 +99,12 @@ def test_a_run_learns_and_records_it(finished):
     assert lines(out / "records.jsonl") == records
     assert [record["seq_length"] for record in records] == sorted(record["seq_length"] for record in records)
     assert records[-1]["seq_length"] == 64
-    assert 6000 <= records[-1]["tokens"] < 6000 + 4 * 64
-    assert [record["tokens"] // 1500 for record in records] == [1, 2, 3, 4]
+    assert [record["tokens"] // 750 for record in records] == [1, 2, 3, 4]
     assert records[-1]["validation_loss"]["64"] < records[0]["validation_loss"]["64"] - 0.05
     assert set(records[0]["validation_loss"]) == {"64", "128"}
     assert not any(record["diverged"] for record in records)
     assert all(record["peak_memory_bytes"] > 1e6 and record["tokens_per_second"] > 0 for record in records)
     assert np.isclose(records[0]["tokens_per_second"], records[0]["tokens"] / records[0]["seconds"])
-
-
-def test_every_step_is_monitored(finished):
-    out, records = finished
     steps = lines(out / "monitor.jsonl")
     assert [step["step"] for step in steps] == list(range(1, records[-1]["step"] + 1))
     assert steps[0]["seq_length"] == 16
@@ -125,7 +119,7 @@ def test_a_loaded_run_gives_the_last_validation_loss(finished, cache):
     model, tokenizer, config = script.train.load_run(out)
     tokens = torch.from_numpy(np.load(cache / config.tokens / "validation.npy").astype(np.int64))
     for length in (64, 128):
-        inputs, labels = tokens[:2048].view(-1, length), tokens[1:2049].view(-1, length)
+        inputs, labels = tokens[:512].view(-1, length), tokens[1:513].view(-1, length)
         with torch.no_grad():
             loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()).item()
         assert loss == pytest.approx(records[-1]["validation_loss"][str(length)], rel=1e-5)
@@ -159,14 +153,7 @@ def train_interrupted(target, name, call, *arguments, **changed):
 
 @pytest.mark.parametrize(
     ("target", "name", "call"),
-    first_fast(
-        [
-            (script.train.Run, "train_step", 30),
-            (script.train, "open_atomically", 5),
-            (os, "replace", 6),
-            (script.train.Run, "export", 1),
-        ]
-    ),
+    [(script.train.Run, "train_step", 15), (os, "replace", 6), (script.train.Run, "export", 1)],
 )
 def test_interrupted_anywhere_it_ends_on_the_same_bits(tmp_path, finished, cache, target, name, call):
     train_interrupted(target, name, call, tmp_path, cache, **BOTH_LENGTHS)
@@ -188,16 +175,16 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
             assert [one[name] for name in COUNTS] == [two[name] for name in COUNTS]
             assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-4)
             assert one["validation_loss"] == pytest.approx(two["validation_loss"], rel=1e-4)
-        if kind != "context":
+        if kind in REPLICAS:
             assert_same_run(whole, tmp_path / f"{kind}-interrupted")
+            assert_first_step_is_of_all_labels(tmp_path / f"{kind}-masked", cache)
+        if kind != "context":
             trained, alone = (script.train.load_run(folder)[0].state_dict() for folder in (whole, finished[0]))
             torch.testing.assert_close(trained, alone, rtol=1e-2, atol=1e-3)
-    for kind in REPLICAS:
-        assert_first_step_is_of_all_labels(tmp_path / f"{kind}-masked", cache)
-        of_ranks, alone = (lines(tmp_path / name / "monitor.jsonl") for name in (f"{kind}-constant", "constant"))
-        for one, two in zip(alone, of_ranks, strict=True):
-            assert (one["seq_length"], one["learning_rate"]) == (two["seq_length"], two["learning_rate"])
-            assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
+    of_ranks, alone = (lines(tmp_path / name / "monitor.jsonl") for name in ("ddp-constant", "constant"))
+    for one, two in zip(alone, of_ranks, strict=True):
+        assert (one["seq_length"], one["learning_rate"]) == (two["seq_length"], two["learning_rate"])
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
 
 
 def assert_first_step_is_of_all_labels(folder, cache):
@@ -222,10 +209,10 @@ def one_of_two_ranks(folder, cache):
     for kind, options in KINDS.items():
         settings = {**BOTH_LENGTHS, **options}
         train(folder / kind, cache, **settings)
-        if kind != "context":
-            train_interrupted(script.train.Run, "train_step", 35, folder / f"{kind}-interrupted", cache, **settings)
+        if kind == "ddp":
+            train(folder / "ddp-constant", cache, *CONSTANT_AND_SCALED, **{**settings, **SHORT_AND_FULL})
         if kind in REPLICAS:
-            train(folder / f"{kind}-constant", cache, *CONSTANT_AND_SCALED, **{**settings, **SHORT_AND_FULL})
+            train_interrupted(script.train.Run, "train_step", 15, folder / f"{kind}-interrupted", cache, **settings)
             train(folder / f"{kind}-masked", cache, **{**settings, "objective": "masked", "total_tokens": 64})
     leave_group()
 
@@ -242,7 +229,8 @@ def test_train_loss_is_the_mean_over_all_labels(tmp_path, cache):
 
 
 @pytest.mark.parametrize(
-    ("mode", "extra", "missing"), first_fast([("flatten", ["--scale-learning-rate"], {48: 16}), ("segments", [], {})])
+    ("mode", "extra", "missing"),
+    [("flatten", ["--scale-learning-rate"], {48: 16}), ("segments", [], {})],
 )
 def test_constant_tokens(tmp_path, cache, monkeypatch, mode, extra, missing):
     """Each step has the tokens of one at full length, less than a row missing. The loss is that of the cut stream.
@@ -289,7 +277,7 @@ def test_own_attention(tmp_path, cache):
         scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
         return torch.softmax(scores + sw.alibi_bias(slopes, *scores.shape[-2:], causal=causal), dim=-1) @ value
 
-    settings = {**BOTH_LENGTHS, **SHORT, "total_tokens": 1200}
+    settings = {**BOTH_LENGTHS, **SHORT, "total_tokens": 64}
     (record,) = script.train.main(flags(tmp_path / "own", cache, **settings), attention=attention)
     assert seen == {(True, length) for length in (16, 32, 48, 64, 128)}
     (other,) = train(tmp_path / "ours", cache, **settings)
@@ -307,11 +295,18 @@ def status_of(monkeypatch, *arguments):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, cache, monkeypatch, capsys):
-    arguments = flags(tmp_path, cache, learning_rate=1e30, max_grad_norm=0, lr_warmup_steps=1, warmup_duration=0)
+    """It keeps its last checkpoint, and is not continued."""
+    batches, original, steps = script.text.Batches.draw, script.model.loss_sum, [0]
+    monkeypatch.setattr(script.text.Batches, "draw", lambda made, step: steps.append(step) or batches(made, step))
+    monkeypatch.setattr(
+        script.model, "loss_sum", lambda *given: original(*given) * (torch.nan if max(steps) >= 8 else 1)
+    )
+    arguments = flags(tmp_path, cache, total_tokens=1600)
     assert status_of(monkeypatch, *arguments) == script.train.DIVERGED
-    (record,) = lines(tmp_path / "records.jsonl")
-    assert (record["diverged"], record["train_loss"]) == (True, None)
-    assert record["tokens"] < 2000
+    *before, last = lines(tmp_path / "records.jsonl")
+    assert (last["diverged"], last["train_loss"]) == (True, None)
+    assert [record["diverged"] for record in before] == [False] * len(before)
+    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == before[-1]["step"]
     assert not (tmp_path / "model.pt").exists()
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert status_of(monkeypatch, *arguments, "--resume") == script.train.DIVERGED
@@ -321,21 +316,10 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, cache, monkeypatch, ca
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
-def test_a_run_that_diverges_keeps_its_checkpoint_and_has_ended(tmp_path, cache, monkeypatch):
-    steps, original = itertools.count(), script.train.Run.train_step
-
-    def diverging(run):
-        loss, labels, tokens = original(run)
-        return (loss if next(steps) < 8 else loss * torch.nan), labels, tokens
-
-    monkeypatch.setattr(script.train.Run, "train_step", diverging)
-    records = train(tmp_path, cache, total_tokens=1600)
-    *before, last = records
-    assert last["diverged"]
-    assert [record["diverged"] for record in before] == [False] * len(before)
-    assert torch.load(tmp_path / "checkpoint.pt")["counts"][0] == before[-1]["step"]
-    monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
-    assert train(tmp_path, cache, "--resume", total_tokens=1600) == records == lines(tmp_path / "records.jsonl")
+def test_the_parameters_of_a_size():
+    with torch.device("meta"):
+        model = script.model.build_model(script.model.Config(**{**script.model.SIZES["125m"], "entries": 50_257}))
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == 124
 
 
 def test_learning_rate_rises_by_steps_and_falls_by_tokens():
@@ -346,35 +330,20 @@ def test_learning_rate_rises_by_steps_and_falls_by_tokens():
     assert script.train.learning_rate(1, 1000, config) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("size", "millions"), first_fast([("125m", 124), ("52m", 51), ("350m", 354), ("760m", 757), ("1.5b", 1556)])
-)
-def test_sizes(size, millions):
-    with torch.device("meta"):
-        model = script.model.build_model(script.model.Config(**{**script.model.SIZES[size], "entries": 50_257}))
-    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == millions
-
-
 def test_weights_begin_as_those_of_gpt2_and_depend_on_the_seed_alone():
     first, again, other = (script.model.build_model(config_of(seed=seed)).state_dict() for seed in (3, 3, 4))
-    deviations = {"embedding.weight": 0.02, "heads_projection.weight": 0.02, "mlp_project.weight": 0.02 / 6**0.5}
+    deviations = {"embedding.weight": 0.02, "heads_projection.weight": 0.02, "mlp_project.weight": 0.02 / 2}
     found = {name.removeprefix("blocks.0."): tensor for name, tensor in first.items()}
     assert {name: found[name].std().item() for name in deviations} == pytest.approx(deviations, rel=0.02)
     assert all(tensor.equal(again[name]) for name, tensor in first.items())
     assert not first["embedding.weight"].equal(other["embedding.weight"])
 
 
-@pytest.mark.parametrize(
-    ("changed", "extra", "name"),
-    [
-        ({}, [], "--resume"),
-        ({"learning_rate": 1.0}, ["--resume"], "learning_rate"),
-        ({"text": SCRIPT}, ["--resume"], "text"),
-    ],
-)
-def test_a_run_is_continued_as_it_began(finished, cache, changed, extra, name):
-    with pytest.raises(script.model.UserError, match=name):
-        train(finished[0], cache, *extra, **BOTH_LENGTHS, **changed)
+def test_a_run_is_continued_as_it_began(finished, cache):
+    with pytest.raises(script.model.UserError, match="--resume"):
+        train(finished[0], cache, **BOTH_LENGTHS)
+    with pytest.raises(script.model.UserError, match="learning_rate"):
+        train(finished[0], cache, "--resume", **BOTH_LENGTHS, learning_rate=1.0)
 
 
 @pytest.mark.parametrize(
@@ -382,11 +351,9 @@ def test_a_run_is_continued_as_it_began(finished, cache, changed, extra, name):
     [
         ({"text": None}, "--text or --dataset"),
         ({"parallel": "fsdp2"}, "torchrun"),
-        ({"tensor_parallel": 3}, "tensor_parallel"),
         ({"tensor_parallel": 2}, "tensor_parallel"),
         ({"context_parallel": 2}, "context_parallel"),
         ({"seq_length": 10**7}, "10000000"),
-        ({"validation_lengths": 10**6}, "1000000"),
         ({"min_seq_length": 65}, "min_seq_length"),
         ({"tokenizer": ROOT / "nowhere.json"}, "tokenizer"),
     ],

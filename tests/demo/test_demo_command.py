@@ -1,16 +1,10 @@
 import json
-import random
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from seqwarm_kernels.demo.training import Trainer
-from seqwarm_kernels.utils.run_folder import RunFolder
-
-from ..support.tiers import first_fast
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("without_figure")
@@ -19,7 +13,8 @@ FILES = {"checkpoint.pt", "configuration.json", "metrics.jsonl", "report.md", "r
 
 
 def tiny(text, report):
-    return ["--device", "cpu", "--quick", "--steps", 4, "--seq-length", 24, "--text", text, "--report", report]
+    sizes = ["--quick", "--steps", 4, "--seq-length", 24, "--layers", 1, "--width", 16]
+    return ["--device", "cpu", *sizes, "--text", text, "--report", report]
 
 
 def metrics(report):
@@ -74,7 +69,7 @@ def test_a_whole_run(demo, text_file, capsys, monkeypatch):
     assert Path("out/report.md").exists()
 
 
-@pytest.mark.parametrize("steps_before", first_fast([3, 0, 7]))
+@pytest.mark.parametrize("steps_before", [3, 7])
 def test_a_stopped_run_goes_on_to_the_same_numbers(demo, text_file, monkeypatch, capsys, steps_before):
     demo(*tiny(text_file, "uninterrupted"))
     with monkeypatch.context() as patch:
@@ -88,22 +83,6 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(demo, text_file, monkeypatch,
     assert metrics("stopped")[: len(before)] == before
     assert without_seconds(metrics("stopped")) == without_seconds(metrics("uninterrupted"))
     assert {path.name for path in Path("stopped").iterdir()} == FILES
-
-
-@pytest.mark.slow
-def test_a_killed_process_goes_on_to_the_same_numbers(demo, text_file):
-    demo(*tiny(text_file, "uninterrupted"))
-    options = [str(option) for option in tiny(text_file, "killed")]
-    command = [sys.executable, "-m", "seqwarm_kernels", "demo", *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wanted = random.randint(1, 9)
-    path = Path("killed/metrics.jsonl")
-    while process.poll() is None and not (path.exists() and len(metrics("killed")) >= wanted):
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
-    assert demo(*options) == 0
-    assert without_seconds(metrics("killed")) == without_seconds(metrics("uninterrupted")), f"killed at {wanted}"
 
 
 def fails(demo, capsys, *options, status=2):
@@ -120,17 +99,10 @@ def test_a_run_is_never_overwritten_or_continued_with_another_setting_or_text(de
         demo(*tiny(text_file, "out"))
     capsys.readouterr()
     before = {path: path.read_bytes() for path in Path("out").iterdir()}
-    assert "layers" in fails(demo, capsys, *tiny(text_file, "out"), "--layers", 1)
+    assert "layers" in fails(demo, capsys, *tiny(text_file, "out"), "--layers", 2)
     text_file.write_text(text_file.read_text() + "more")
     assert "text" in fails(demo, capsys, *tiny(text_file, "out"))
     assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
-
-
-@pytest.mark.slow
-def test_the_default_folder_is_named_after_the_time(demo, text_file):
-    assert demo(*tiny(text_file, "out")[:-2]) == 0
-    [folder] = Path("reports").iterdir()
-    assert folder.name.startswith("demo-2")
 
 
 @pytest.mark.parametrize(
@@ -152,11 +124,3 @@ def test_a_missing_package_is_named_before_training(demo, text_file, capsys, mon
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "seqwarm_kernels[demo]" in fails(demo, capsys, *tiny(text_file, "out"), status=1)
     assert not Path("out").exists()
-
-
-def test_a_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(RunFolder, "write", full)
-    assert "No space left on device" in fails(demo, capsys, *tiny(text_file, "out"), status=1)

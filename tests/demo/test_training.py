@@ -32,33 +32,22 @@ def test_learning_rate_rises_then_falls_by_tokens():
     assert learning_rate(total, TINY) == pytest.approx(0, abs=1e-12)
 
 
-def test_both_runs_have_the_same_learning_rate_at_the_same_tokens(corpus):
-    for run in RUNS:
-        trainer = trainer_of(run, corpus)
-        for record in trainer.train():
-            assert record.learning_rate == learning_rate(record.tokens, TINY)
-        assert trainer.optimizer.param_groups[0]["lr"] == learning_rate(TINY.total_tokens, TINY)
-
-
-def test_both_runs_begin_with_the_same_weights_and_end_on_the_same_token(corpus):
-    baseline, warmup = (trainer_of(run, corpus).model.state_dict() for run in RUNS)
+def test_both_runs_differ_in_nothing_but_the_length(corpus):
+    trainers = [trainer_of(run, corpus) for run in RUNS]
+    baseline, warmup = (trainer.model.state_dict() for trainer in trainers)
     assert all(torch.equal(baseline[name], warmup[name]) for name in baseline)
-    of_baseline, of_warmup = (list(trainer_of(run, corpus).train()) for run in RUNS)
-    assert of_baseline[-1].tokens == of_warmup[-1].tokens == TINY.total_tokens == 6 * 3 * 40
+    points, found = TINY.evaluation_points(), [list(trainer.train()) for trainer in trainers]
+    assert (points[0], points[-1]) == (0, TINY.total_tokens) == (0, 6 * 3 * 40)
+    for trainer, records in zip(trainers, found, strict=True):
+        late = [record.tokens - point for record, point in zip(records, points, strict=True)]
+        assert all(0 <= tokens < 3 * 40 for tokens in late)
+        assert late[-1] == 0, "both end on the same token"
+        assert [record.learning_rate for record in records] == [learning_rate(each.tokens, TINY) for each in records]
+        assert trainer.optimizer.param_groups[0]["lr"] == learning_rate(TINY.total_tokens, TINY)
+    of_baseline, of_warmup = found
     assert of_baseline[-1].step == TINY.steps < of_warmup[-1].step
     assert {record.seq_length for record in of_baseline} == {40}
-    assert of_warmup[0].seq_length == 8
-    assert of_warmup[-1].seq_length == 40
-
-
-def test_evaluations_are_at_the_points_or_within_a_step_after_them(corpus):
-    points = TINY.evaluation_points()
-    assert points[0] == 0
-    assert points[-1] == TINY.total_tokens
-    for run in RUNS:
-        reached = [record.tokens for record in trainer_of(run, corpus).train()]
-        assert len(reached) == len(points)
-        assert all(0 <= tokens - point < 3 * 40 for tokens, point in zip(reached, points, strict=True))
+    assert (of_warmup[0].seq_length, of_warmup[-1].seq_length) == (8, 40)
 
 
 def test_warm_allocator_runs_every_length_of_the_schedule(corpus):

@@ -54,8 +54,8 @@ def run(*options):
 
 def test_the_users_own_training(own, capsys):
     pytest.importorskip("matplotlib")
-    options = ("--trial", f"{own}:run_trial", *OWN, "--folder", "trials", "--figure", "trials/tuning.svg")
-    assert run(*options, "--json") == 0
+    options = ("--trial", f"{own}:run_trial", *OWN, "--folder", "trials")
+    assert run(*options, "--figure", "trials/tuning.svg", "--json") == 0
     printed = capsys.readouterr()
     assert printed.err == "loading\n"  # and no progress bar without a terminal
     found = json.loads(printed.out)
@@ -105,13 +105,13 @@ def test_ctrl_c_prints_how_to_continue(own, capsys):
     assert "same command" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("trial", ["own_training:mistaken", "own_training:nowhere", "broken:run_trial", "nowhere"])
+@pytest.mark.parametrize("trial", ["own_training:mistaken", "broken:run_trial", "nowhere"])
 def test_an_error_in_the_users_training_keeps_its_traceback(own, capsys, trial):
     Path("broken.py").write_text("open('no data')")
     assert run("--trial", trial, *OWN) == 1
     printed = capsys.readouterr().err
     assert "Traceback" in printed
-    assert ("'no data'" if trial.endswith(("mistaken", "run_trial")) else "nowhere") in printed
+    assert ("nowhere" if trial == "nowhere" else "'no data'") in printed
 
 
 def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
@@ -168,13 +168,10 @@ def test_a_loss_above_the_largest_float_is_an_infinite_perplexity(text_file, mon
     ("options", "name"),
     [
         (["--trial", "own_training:run_trial", "--seq-length", 64], "--learning-rate-warmup"),
-        (["--trial", "own_training:run_trial", "--learning-rate-warmup", 50], "--seq-length"),
         (["--trial", "own_training:run_trial", *OWN, "--steps", 3], "steps"),
-        (["--trial", "own_training:run_trial", *OWN, "--max-rise", 1], "max_rise"),
         (["--trial", "own_training:run_trial", *OWN, "--folder", "."], "folder"),  # it has other files
         ([*TINY, "--text", "own_training.py", "--multiples", 21], "multiples"),
         ([*TINY, "--text", "own_training.py", "--learning-rate-warmup", 50], "--learning-rate-warmup"),
-        (["--text", "nowhere.txt"], "nowhere.txt"),
     ],
 )
 def test_wrong_usage_is_one_line(own, capsys, options, name):

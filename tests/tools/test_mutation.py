@@ -1,21 +1,13 @@
-"""`make mutate`: the mutants it makes, those it tries next, its records and its page."""
-
-import multiprocessing
-import os
-import sys
-from concurrent.futures import ProcessPoolExecutor
+"""`make mutate`: the mutants it makes, and its page."""
 
 import pytest
 
-from tools.mutation import records, report, trial
-from tools.mutation.__main__ import ROOT, pending
+from tools.mutation import records, report
+from tools.mutation.__main__ import ROOT
 from tools.mutation.cpp_edits import cpp_edits
-from tools.mutation.mutants import Mutant, shuffled_mutants
 from tools.mutation.python_edits import python_edits
-from tools.mutation.records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
-from tools.mutation.targets import TARGETS, Run
-
-MUTANT = Mutant("file.py", "0123", 4, 1, "arithmetic", "x = a + b", "a + b", "(a - b)")
+from tools.mutation.records import SURVIVED
+from tools.mutation.targets import TARGETS
 
 #: The operator and the result of each edit of a source.
 PYTHON = {
@@ -57,73 +49,10 @@ def test_edits(edits, sources):
         assert found == set(expected), source
 
 
-def test_a_mutant_is_its_file_with_one_change(tmp_path):
-    (tmp_path / "file.py").write_text("x = a + b\n")
-    (mutant,) = shuffled_mutants(tmp_path, "file.py")
-    assert mutant == MUTANT._replace(source=mutant.source)
-    assert mutant.apply("x = a + b\n") == "x = (a - b)\n"
-
-
 def test_files_of_targets_exist():
     for target in TARGETS:
         paths = {target.file, *(argument.partition("::")[0] for run in target.runs for argument in run.tests)}
         assert [path for path in paths if "/" in path and not (ROOT / path).exists()] == []
-
-
-def in_worker(tree, function, *arguments):
-    """Call a function in a new process, as `tools.mutation` does. A fork of this one may hang."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start_in, (tree,)) as executor:
-        return executor.submit(function, *arguments).result()
-
-
-def start_in(tree):
-    trial._tree = tree
-    os.chdir(tree)
-    sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = True
-
-
-def tried():
-    """A mutant that a test fails, one that none fails, and one that hangs."""
-    trial._SLACK = 2.0
-    mutants = {mutant.operator: mutant for mutant in shuffled_mutants(trial._tree, "counting.py")}
-    runs = {name: Run((f"test_{name}.py",)) for name in ("ok", "all")}
-    return [
-        trial.try_mutant(mutants[operator], [runs[name] for name in names])[:2]
-        for operator, names in (("comparison", ["ok", "all", "ok"]), ("comparison", ["ok"]), ("deletion", ["all"]))
-    ]
-
-
-@pytest.mark.slow
-def test_try_mutant(tmp_path):
-    counting = "def count(stop):\n    n = 0\n    while n < stop:\n        n += 1\n    return n\n"
-    for name, text in {
-        "counting.py": counting,
-        "conftest.py": "from hypothesis import settings\nsettings.register_profile('mutation')\n",
-        "test_all.py": "import counting\n\ndef test_count(): assert counting.count(3) == 3\n",
-        "test_ok.py": "def test_ok(): pass\n",
-    }.items():
-        (tmp_path / name).write_text(text)
-    assert in_worker(tmp_path, tried) == [(FAILED, "test_all.py::test_count"), (SURVIVED, None), (TIMED_OUT, None)]
-    assert (tmp_path / "counting.py").read_text() == counting
-
-
-def test_what_is_known_is_not_tried_again():
-    mutants = [MUTANT._replace(start=start) for start in range(5)]
-    assert pending(mutants, {}, 3) == mutants[:3]
-    known = {mutants[0]: Outcome(FAILED, "test", 1.0), mutants[1]: Outcome(NOT_BUILT, None, 1.0)}
-    assert pending(mutants, known, 3) == [mutants[2], mutants[3]]
-    assert pending(mutants[:2], known, 3) == []
-
-
-def test_the_last_record_of_a_mutant_counts(tmp_path):
-    path = tmp_path / "records.jsonl"
-    assert records.read(path) == {}
-    records.append(MUTANT, Outcome(SURVIVED, None, 2.0), path)
-    records.append(MUTANT, Outcome(FAILED, "test", 1.0), path)
-    assert records.read(path) == {MUTANT: Outcome(FAILED, "test", 1.0)}
-    records.rewrite(records.read(path), path)
-    assert len(path.read_text().splitlines()) == 1
 
 
 def test_the_page_shows_the_records_and_a_reason_for_each_survivor():
@@ -134,4 +63,3 @@ def test_the_page_shows_the_records_and_a_reason_for_each_survivor():
     survived = {mutant for mutant, outcome in outcomes.items() if outcome.result == SURVIVED}
     known = {(mutant.file, mutant.code, mutant.before, mutant.after) for mutant in survived}
     assert {entry[:4] for entry in report.REASONS} <= known
-    assert "not explained yet" in report.page({MUTANT: Outcome(SURVIVED, None, 1.0)})

@@ -28,15 +28,6 @@ def ask(lengths, durations, stable):
     return largest_stable(lengths, durations, is_stable), asked
 
 
-@given(DURATIONS, st.data())
-def test_the_largest_below_an_upper_bound_within_the_bound_of_bisection(durations, data):
-    limit = data.draw(st.integers(-1, durations - 1))
-    found, asked = ask(1, durations, lambda length, duration: duration <= limit)
-    assert found == (None if limit < 0 else (0, limit))
-    if limit >= 0:
-        assert len(asked) <= 2 + math.log2(durations)
-
-
 @given(LENGTHS, DURATIONS, st.data())
 def test_the_smallest_length_that_is_stable_at_the_shortest_duration(lengths, durations, data):
     limits = data.draw(st.lists(st.integers(-1, durations - 1), min_size=lengths, max_size=lengths))

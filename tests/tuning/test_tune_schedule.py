@@ -3,18 +3,13 @@
 import json
 import math
 import pickle
-import random
-import subprocess
-import sys
 
-import numpy as np
 import pytest
-import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete, root
 from seqwarm_kernels.tuning import NoStableSchedule, tune_schedule
 
-from .toys import Formula, SummedLoss
+from .toys import Formula
 
 
 def tune(run_trial, **options):
@@ -38,8 +33,8 @@ def grid_cost(found, total):
 
 
 def test_smallest_length_and_largest_duration_of_a_known_region():
-    toy = Formula(region)
-    found = tune(toy)
+    toy, held = Formula(region), []  # an iterator that nobody holds closes itself
+    found = tune(lambda *given: held.append(toy(*given)) or held[-1])
     assert (found.min_seq_length, found.duration) == (32, 700)
     assert toy.asked == [(8, 200), (16, 200), (32, 200), (32, 600), (32, 800), (32, 700)]
     assert toy.closed == toy.asked
@@ -97,28 +92,6 @@ def test_default_candidates():
     assert found.configuration.end == 55, "as floats, 2.2 · 25 is above 55"
 
 
-@pytest.mark.slow
-def test_a_small_transformer_that_full_length_makes_diverge():
-    """At this learning rate, training diverges at the full length, or if the full length is reached early."""
-    torch.set_num_threads(1)
-    toy = SummedLoss()
-    found = tune_schedule(
-        toy,
-        max_seq_length=toy.seq_length,
-        learning_rate_warmup=toy.learning_rate_warmup,
-        durations=range(30, 181, 10),
-        progress=False,
-    )
-    assert found.cost < grid_cost(found, toy.steps) / 10
-
-    def largest_rise(scheduler):
-        perplexities = [validation.perplexity for validation in toy(scheduler, toy.steps)]
-        return max(after / min(perplexities[: index + 1]) for index, after in enumerate(perplexities[1:]))
-
-    assert largest_rise(SequenceLengthScheduler(max_seq_length=toy.seq_length, duration=0)) > 2
-    assert largest_rise(found.scheduler()) < 1.3
-
-
 class Recorded:
     """Trials that interrupt the search at the `stop`-th validation."""
 
@@ -133,7 +106,7 @@ class Recorded:
             yield validation
 
 
-@pytest.mark.parametrize("stop", [0, 7, 13, 44])
+@pytest.mark.parametrize("stop", [0, 13])
 def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
     uninterrupted = tune(Recorded(), folder=tmp_path / "uninterrupted")
     interrupted = tmp_path / "interrupted"
@@ -147,36 +120,6 @@ def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
     assert len(rest.toy.asked) == 6 - len(finished), "finished trials are read, not run"
     assert {file.name: file.read_text() for file in interrupted.iterdir()} == {
         file.name: file.read_text() for file in (tmp_path / "uninterrupted").iterdir()
-    }
-
-
-@pytest.mark.slow
-def test_a_killed_search_resumes_to_the_same_bytes(tmp_path):
-    """Killed ever later, until it is done."""
-    tune(Recorded(), folder=tmp_path / "uninterrupted")
-    code = (
-        "import time, tests.tuning.test_tune_schedule as t\n"
-        "def slow(scheduler, end):\n"
-        "    for validation in t.Formula(t.region)(scheduler, end):\n"
-        "        time.sleep(0.01)\n"
-        "        yield validation\n"
-        "print('started', flush=True)\n"
-        f"t.tune(slow, folder={str(tmp_path / 'killed')!r})"
-    )
-    kills = 0
-    while True:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"started\n"
-        try:
-            assert process.wait(random.uniform(0.1, 0.3) * (1 + kills)) == 0
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert kills
-    assert {file.name: file.read_bytes() for file in (tmp_path / "killed").iterdir()} == {
-        file.name: file.read_bytes() for file in (tmp_path / "uninterrupted").iterdir()
     }
 
 
@@ -198,11 +141,8 @@ def test_a_finished_search_is_read(tmp_path):
     ("options", "name"),
     [
         ({"max_rise": 1.2}, "max_rise"),
-        ({"seed": 1}, "seed"),
-        ({"durations": [200]}, "durations"),
         ({"pacing": root(2)}, "pacing"),
         ({"settings": {"learning_rate": 2}}, "learning_rate"),
-        ({"settings": {}}, "learning_rate"),
         ({"settings": {"learning_rate": 1, "rows": None}}, "rows"),
     ],
 )
@@ -231,8 +171,14 @@ def test_a_folder_with_other_files_is_refused_and_keeps_them(tmp_path):
     assert tune(Formula(region), folder=tmp_path / "killed").duration == 700
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"validations": [{"progress": 1}]}'])
-@pytest.mark.parametrize("name", ["trial_min8_duration200.json", "configuration.json"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trial_min8_duration200.json", "{"),
+        ("trial_min8_duration200.json", '{"validations": [{"progress": 1}]}'),
+        ("configuration.json", "[]"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
     tune(Formula(region), folder=tmp_path)
     (tmp_path / name).write_text(content)
@@ -246,11 +192,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
         ({"max_seq_length": 8}, "min_seq_lengths"),  # none is shorter
         ({"min_seq_lengths": []}, "min_seq_lengths"),
         ({"durations": [100, 100]}, "durations"),
-        ({"durations": [200, 100]}, "durations"),
         ({"multiples": 0}, "multiples"),
         ({"max_rise": 1}, "max_rise"),
         ({"max_rise": math.nan}, "max_rise"),
-        ({"step_size": 0}, "step_size"),
         ({"unit": "epoch"}, "unit"),
         ({"pacing": discrete([(10, 8)])}, "pacing"),
         ({"settings": {"rate": math.nan}}, "JSON"),
@@ -259,18 +203,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
 def test_arguments_are_checked_before_the_first_trial(options, name):
     with pytest.raises(ValueError, match=name):
         tune(pytest.fail, **options)
-
-
-def test_numbers_of_numpy_are_kept_as_plain_numbers(tmp_path):
-    numbers = {
-        "max_seq_length": np.int64(256),
-        "learning_rate_warmup": np.int32(40),
-        "min_seq_lengths": np.array([8, 16, 32, 64, 128]),
-        "durations": np.arange(200, 1001, 100),
-        "multiples": np.float32(3),
-        "max_rise": np.float64(1.3),
-        "step_size": np.int64(8),
-        "seed": np.uint8(0),
-    }
-    found = tune(Formula(region), **numbers, folder=tmp_path)
-    assert found.to_json() == tune(Formula(region)).to_json()

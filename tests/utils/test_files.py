@@ -64,13 +64,3 @@ def test_pipes_are_left_out(folder):
     """Opening one would wait."""
     os.mkfifo(folder / "pipe")
     assert names_in(folder) == ["a", "b/c.txt", "b.txt"]
-
-
-def test_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        visible_files(tmp_path / "nowhere")
-
-
-def test_a_number_is_no_folder():
-    with pytest.raises(TypeError, match="folder"):
-        visible_files(3)
