@@ -50,13 +50,6 @@ UNINTERRUPTED = numbers(loader())
 
 
 @pytest.mark.parametrize("make", [loader, stream_loader])
-def test_pieces(make):
-    batches = list(make(1, too_long="split", max_tokens=32))
-    assert sum(int(batch["attention_mask"].sum()) for batch in batches) == LENGTHS.sum()
-    assert all(batch["input_ids"].numel() <= 32 for batch in batches)
-
-
-@pytest.mark.parametrize("make", [loader, stream_loader])
 def test_an_older_iterator_is_invalid(make):
     batches = make()
     older = iter(batches)

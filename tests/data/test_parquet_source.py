@@ -9,11 +9,8 @@ import pytest
 
 from seqwarm_kernels.data import (
     ChunkError,
-    ChunkSource,
-    PaddedCollator,
     ParquetSource,
     count_lengths,
-    cut_item,
     write_chunks,
 )
 from seqwarm_kernels.data.files import lengths, transfers
@@ -91,26 +88,6 @@ def test_lists_of_tokens(tmp_path):
     assert list(found) == source.lengths().tolist() == list(map(len, TOKENS))
     items[0].setflags(write=True)
     assert all(item.base is None for item in items)  # an item keeps no other item in memory
-
-
-def without_prompt(tokens):
-    """Labels of the tokens after the first three."""
-    return [-100] * len(tokens[:3]) + tokens[3:].tolist()
-
-
-def test_labels_are_read_with_their_tokens(tmp_path):
-    """Trained on the ids alone, a model would learn the prompts, too."""
-    labels = [without_prompt(tokens) for tokens in TOKENS]
-    path = parquet(tmp_path, "a.parquet", {"id": range(len(TOKENS)), "input_ids": TOKENS, "labels": labels})
-    source = ParquetSource(path, ["input_ids", "labels"], buffer_chunks=3)
-    items = list(source)
-    assert sorted(item["input_ids"].tolist() for item in items) == sorted(tokens.tolist() for tokens in TOKENS)
-    assert all(item["labels"].tolist() == without_prompt(item["input_ids"]) for item in items)
-    batch = PaddedCollator()(items[:5])
-    for row, item in zip(batch["labels"], items[:5], strict=True):
-        assert row[row != -100].tolist() == item["input_ids"][3:].tolist()
-    assert cut_item(items[0], 1, 4)["labels"].tolist() == items[0]["labels"][1:5].tolist()
-    assert source.lengths().tolist() == list(map(len, TOKENS))
 
 
 ROWS, FLAGS = [[7, 2], [3], [4, 5, 6]], [[True, False], [True], [False, True, True]]
@@ -313,15 +290,6 @@ def test_invalid_paths(tmp_path):
 
 
 # ---- write_chunks
-
-
-def test_write_chunks_of_text(place):
-    manifest = write_chunks(TEXTS, place, 100, format="parquet", compression="zst", length_fn=len)
-    assert [chunk.file for chunk in manifest.chunks][-1] == "chunk-000010.parquet"
-    source = ParquetSource(place, length_column="length", with_lengths=True, shuffle=False)
-    assert list(source) == [(item, len(item)) for item in TEXTS]
-    with pytest.raises(ValueError, match="ParquetSource"):
-        ChunkSource(place)
 
 
 def test_write_chunks_of_tokens(tmp_path):

@@ -58,50 +58,42 @@ def make_batches(kind):
     return LengthBatchStream(ListSource(ITEMS), planner, window=50)
 
 
-class TestStatefulDataLoader:
-    UNINTERRUPTED = numbers(stateful(0)[0])
-
-    def test_restarts(self):
-        """In an epoch, and at its end."""
-        first, second, third = (stateful(2)[0] for _ in range(3))
-        head = numbers(islice(first, 8))
-        second.load_state_dict(first.state_dict())
-        assert head + numbers(second) == self.UNINTERRUPTED
-        third.load_state_dict(second.state_dict())
-        next_epoch = numbers(third)
-        assert sorted(items_of(next_epoch)) == list(range(120))
-        assert next_epoch != self.UNINTERRUPTED
-        assert next_epoch == numbers(second)
-
-    def test_another_number_of_workers(self):
-        """torchdata refuses its own states then. The sampler's state inside is accepted."""
-        first, _ = stateful(2)
-        head = numbers(islice(first, 8))
-        state = first.state_dict()
-        second, _ = stateful(0)
-        second.load_state_dict(state)
-        with pytest.raises(AssertionError):
-            iter(second)
-        second, sampler = stateful(0)
-        sampler.load_state_dict(through_json(batch_state(state)))
-        head += numbers(islice(second, 4))
-        third, sampler = stateful(1)
-        sampler.load_state_dict(batch_state(second.state_dict()))
-        assert head + numbers(third) == self.UNINTERRUPTED
-
-    def test_a_state_from_some_batches_before_or_without_batches(self):
-        first, _ = stateful(1, snapshot_every_n_steps=5)
-        list(islice(first, 8))
-        for state in (first.state_dict(), {"_snapshot": {"_main_snapshot": {}}}):
-            with pytest.raises(ValueError, match="state_dict"):
-                batch_state(state)
+def test_restarts_of_a_stateful_loader():
+    """In an epoch, and at its end. torchdata refuses its own states for another number of workers, not the sampler's"""
+    uninterrupted = numbers(stateful(0)[0])
+    (first, _), (second, _), (third, sampler), (fourth, _) = map(stateful, (2, 2, 0, 0))
+    head = numbers(islice(first, 8))
+    state = first.state_dict()
+    second.load_state_dict(state)
+    assert head + numbers(second) == uninterrupted
+    fourth.load_state_dict(state)
+    with pytest.raises(AssertionError):
+        iter(fourth)
+    sampler.load_state_dict(through_json(batch_state(state)))
+    assert head + numbers(third) == uninterrupted
+    third.load_state_dict(third.state_dict())
+    next_epoch = numbers(third)
+    assert sorted(items_of(next_epoch)) == list(range(120))
+    assert next_epoch != uninterrupted
+    assert next_epoch == numbers(second)
 
 
-def test_worker_processes():
-    def loader(**options):
-        return batch_loader(make_batches("sampler"), Prepare(PaddedCollator(), dataset=ITEMS), **options)
+def test_a_state_from_some_batches_before_or_without_batches():
+    loader, _ = stateful(1, snapshot_every_n_steps=5)
+    list(islice(loader, 8))
+    for state in (loader.state_dict(), {"_snapshot": {"_main_snapshot": {}}}):
+        with pytest.raises(ValueError, match="state_dict"):
+            batch_state(state)
 
-    assert numbers(loader(num_workers=1, method="process")) == numbers(loader(prefetch=0))
+
+def test_worker_processes_and_errors_in_them():
+    def loader(prepare, **options):
+        return batch_loader(make_batches("sampler"), prepare, **options)
+
+    prepare = Prepare(PaddedCollator(), dataset=ITEMS)
+    assert numbers(loader(prepare, num_workers=1, method="process")) == numbers(loader(prepare, prefetch=0))
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(iter(loader(lambda batch: int("no batch"), num_workers=1)))
 
 
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
@@ -110,14 +102,6 @@ def test_a_node_among_others(kind):
     head = list(islice(loader, 4))
     again.load_state_dict(loader.state_dict())
     assert head + list(again) == list(make_batches(kind))
-
-
-def test_an_error_in_preparing_reaches_the_loop():
-    def fail(batch):
-        raise ValueError(f"no batch of {len(batch)}")
-
-    with pytest.raises(ValueError, match="no batch of"):
-        next(iter(batch_loader(make_batches("stream"), fail, num_workers=1)))
 
 
 def double(item):

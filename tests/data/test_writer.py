@@ -120,12 +120,6 @@ def test_continues_after_an_error_in_the_items(tmp_path, settings):
     assert read_all(tmp_path) == list(items(False))
 
 
-def test_an_unfinished_file_of_a_killed_run_is_ignored(tmp_path):
-    (tmp_path / "manifest.json.partial").write_bytes(b"{")
-    write_chunks(["a"], tmp_path)
-    assert read_all(tmp_path) == ["a"]
-
-
 def test_a_chunk_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
     real = files.os.replace
 
@@ -312,14 +306,6 @@ def test_bad_input(tmp_path, items, settings, named):
     with pytest.raises((TypeError, ValueError), match=named):
         write_chunks(items, tmp_path / "chunks", **settings)
     assert not list(tmp_path.glob("chunks/chunk*-000001*"))
-
-
-def test_items_that_are_nested_too_deeply(tmp_path):
-    item = []
-    for _ in range(100_000):
-        item = [item]
-    with pytest.raises(RecursionError):
-        write_chunks([[], item], tmp_path, format="jsonl")
 
 
 def test_zst_without_its_package(tmp_path, monkeypatch):

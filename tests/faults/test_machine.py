@@ -71,11 +71,6 @@ def test_paths(name, tmp_path):
     assert (folder / "monitor.jsonl").read_text().count("\n") == 2
 
 
-def test_a_name_that_is_too_long(tmp_path):
-    with pytest.raises(OSError, match=r"File name too long: '.*aaa"):
-        write_chunks(ITEMS, tmp_path / ("a" * 300), 100)
-
-
 EIGHT_THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
