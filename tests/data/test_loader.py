@@ -124,6 +124,9 @@ def test_loaders_that_do_not_fit():
 # ---- progress bars
 
 
+NAMES = {"token": "tokens", "item": "items", "batch": "batches"}
+
+
 @pytest.mark.parametrize(
     ("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 100), ("batch", len(UNINTERRUPTED))]
 )
@@ -135,17 +138,10 @@ def test_a_progress_bar(unit, total):
     assert f"{total}/{total}" in last
     assert "100%" in last
     assert "epoch=1.00" in last
-
-
-def test_a_progress_bar_starts_at_the_restored_progress():
-    first, second = loader(), loader()
+    first, second, written = loader(), loader(), io.StringIO()
     list(islice(first, 9))
     second.load_state_dict(first.state_dict())
-    written = io.StringIO()
-    next(progress_bar(second, unit="item", total=100, file=written, mininterval=0, unit_scale=False))
-    assert f"{first.progress.items}/100" in written.getvalue()
-
-
-def test_a_progress_bar_of_a_stream():
+    next(progress_bar(second, **{**options, "file": written}))
+    assert f"{getattr(first.progress, NAMES[unit])}/{total}" in written.getvalue()
     stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
-    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=io.StringIO())) == 100
+    assert sum(len(batch) for batch in progress_bar(stream, unit=unit, file=io.StringIO())) == 100

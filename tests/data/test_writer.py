@@ -255,14 +255,6 @@ def test_a_refused_call_does_not_bind_the_repaired_one(tmp_path, refused, settin
     assert read_all(tmp_path) == items
 
 
-def test_chunks_bind_without_a_finished_manifest(tmp_path):
-    with pytest.raises(ValueError, match="items"):
-        write_chunks(["a", "b\nc"], tmp_path, 1)
-    with pytest.raises(ValueError, match="format"):
-        write_chunks(["a", "b\nc"], tmp_path, 1, format="jsonl")
-    assert write_chunks(["a", "bc"], tmp_path, 1).items == 2
-
-
 def test_two_runs_of_other_settings_at_once(tmp_path):
     """One of them raises, although neither had a chunk when the other one began."""
 
