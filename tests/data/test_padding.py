@@ -1,7 +1,6 @@
 """The comparison of ways of batching, and the command `padding` that prints and draws it."""
 
 import gzip
-import io
 import json
 import subprocess
 import sys
@@ -154,17 +153,6 @@ def test_a_tokenizer_of_transformers(tmp_path):
 
 
 # ---- what the command writes
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_bars_are_for_terminals(text, monkeypatch, capsys, is_terminal):
-    errors = io.StringIO()
-    errors.isatty = lambda: is_terminal
-    monkeypatch.setattr(sys, "stderr", errors)
-    assert run("--text", text) == 0
-    assert ("count tokens" in errors.getvalue()) == is_terminal
-    assert errors.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == ""  # cleared at the end
-    assert "budget used" in capsys.readouterr().out
 
 
 @pytest.mark.slow

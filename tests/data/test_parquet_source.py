@@ -78,11 +78,9 @@ def test_types_of_columns(tmp_path):
         (pa.array([each.tolist() for each in TOKENS], pa.large_list(pa.uint16())), TOKENS),
         (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
     ):
-        assert same(list(ParquetSource(parquet(tmp_path, "a.parquet", {"a": column}, rows=3), shuffle=False)), items)
-
-
-def test_lists_of_tokens(tmp_path):
-    source = ParquetSource(parquet(tmp_path, "tokens.parquet", {"input_ids": TOKENS}), with_lengths=True, shuffle=False)
+        source = ParquetSource(parquet(tmp_path, "a.parquet", {"a": column}, rows=3), shuffle=False)
+        assert same(list(source), items)
+    source = ParquetSource(parquet(tmp_path, "a.parquet", {"ids": TOKENS}), with_lengths=True, shuffle=False)
     items, found = zip(*source, strict=True)
     assert same(items, TOKENS)
     assert list(found) == source.lengths().tolist() == list(map(len, TOKENS))
@@ -199,6 +197,16 @@ def test_a_file_that_is_named_twice(place):
 def test_folders_with_the_suffix_and_files_without_rows(tmp_path):
     paths = [parquet(tmp_path / f"{name}.parquet", "part.parquet", {"text": [name]}).parent for name in "ab"]
     assert list(ParquetSource(paths, shuffle=False)) == ["a", "b"]
+    other = parquet(tmp_path / "c.parquet", "part.parquet", {"text": [[1]]})
+    with pytest.raises(ChunkError, match=r"c\.parquet"):
+        ParquetSource([*paths, other])
+    with pytest.warns(UserWarning, match=r"skipped: .*c\.parquet"):
+        assert list(ParquetSource([*paths, other], on_error="skip", shuffle=False)) == ["a", "b"]
+    for wrong in (["a.txt"], "missing", [], tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match="paths"):
+            ParquetSource(wrong)
+    with pytest.raises(ChunkError, match="the footer: No such file"):
+        ParquetSource("missing.parquet")
     empty = parquet(tmp_path / "empty", "a.parquet", {"text": pa.array([], pa.string())})
     with pytest.raises(ValueError, match="paths"):
         ParquetSource(tmp_path / "empty")
@@ -270,23 +278,6 @@ def test_invalid_columns(tmp_path, columns, options, named):
     parquet(tmp_path, "a.parquet", columns)
     with pytest.raises(ValueError, match=named):
         list(ParquetSource(tmp_path, with_lengths="n" in columns, **options))
-
-
-def test_files_of_different_kinds(tmp_path):
-    parquet(tmp_path, "a.parquet", {"a": ["x"]})
-    parquet(tmp_path, "b.parquet", {"a": [[1]]})
-    with pytest.raises(ChunkError, match=r"b\.parquet"):
-        ParquetSource(tmp_path)
-    with pytest.warns(UserWarning, match=r"skipped: .*b\.parquet"):
-        assert list(ParquetSource(tmp_path, on_error="skip")) == ["x"]
-
-
-def test_invalid_paths(tmp_path):
-    for paths in (["a.txt"], "missing", [], tmp_path):
-        with pytest.raises(ValueError, match="paths"):
-            ParquetSource(paths)
-    with pytest.raises(ChunkError, match="the footer: No such file"):
-        ParquetSource("missing.parquet")
 
 
 # ---- write_chunks

@@ -86,36 +86,7 @@ def test_files_at_the_root_of_a_store(monkeypatch, tmp_path, root):
     assert not list(tmp_path.iterdir())  # a path such as memory:/name would be that of a local file
 
 
-def test_a_path_in_another_process(s3):
-    path = check_location("path", "s3://bucket/shared")
-    write_file(path, b"content")
-    here = local_file(path)
-    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"content"
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(_read, (path,)) == (b"content", here)
-
-
-def _read(path):
-    return path.read_bytes(), local_file(path)
-
-
-@pytest.mark.parametrize("value", ["nothing://a/b", 5, b"s3://a/b"])
-def test_invalid_locations(value):
-    with pytest.raises((TypeError, ValueError), match="paths"):
-        check_location("paths", value)
-
-
-def test_a_missing_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ImportError, match="gcsfs"):
-        check_location("paths", "gs://a/b").exists()
-    monkeypatch.setitem(sys.modules, "upath", None)
-    with pytest.raises(ImportError, match="universal_pathlib"):
-        check_location("paths", "s3://a/b")
-    assert check_location("paths", "a/b") == Path("a/b")
-
-
-def test_which_paths_are_local(tmp_path):
+def test_which_paths_are_local(monkeypatch, tmp_path):
     import upath
 
     for value in ("/a/b", "file:///a/b", "local:///a/b", Path("/a/b")):
@@ -125,9 +96,23 @@ def test_which_paths_are_local(tmp_path):
     assert check_location("path", upath.UPath(tmp_path)) == check_location("path", f"file://{tmp_path}") == tmp_path
     path = check_location("path", "sftp://host/folder/file")
     assert [str(each) for each in (path, path.parent)] == ["sftp://host/folder/file", "sftp://host/folder"]
+    for value in ("nothing://a/b", 5, b"s3://a/b"):
+        with pytest.raises((TypeError, ValueError), match="paths"):
+            check_location("paths", value)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match="gcsfs"):
+        check_location("paths", "gs://a/b").exists()
+    monkeypatch.setitem(sys.modules, "upath", None)
+    with pytest.raises(ImportError, match="universal_pathlib"):
+        check_location("paths", "s3://a/b")
+    assert check_location("paths", "a/b") == Path("a/b")
 
 
 # ---- local copies
+
+
+def read(path):
+    return path.read_bytes(), local_file(path)
 
 
 def test_a_copy_is_downloaded_once_and_kept(s3):
@@ -135,7 +120,9 @@ def test_a_copy_is_downloaded_once_and_kept(s3):
     write_file(path, b"old")
     old = local_file(path)
     requests = len(s3.requests)
-    assert path.read_bytes() == b"old"
+    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"old"
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(read, (path,)) == (b"old", old)
     assert ("GET", "/bucket/copied") not in s3.requests[requests:]
     write_file(path, b"new")
     assert (path.read_bytes(), old.read_bytes()) == (b"new", b"old")

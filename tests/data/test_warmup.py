@@ -51,13 +51,6 @@ class TestBucket:
         assert set(longest) == set(range(8, 65, 8))
         assert max(lengths_of(next(iter(epochs)))) <= 8  # the next epoch follows the schedule again
 
-    def test_ranks_follow_one_schedule(self):
-        by_rank = [islice(sampler(window=300, rank=rank, world_size=2), 30) for rank in range(2)]
-        for step, both in enumerate(zip(*by_rank, strict=True)):
-            assert not set(both[0]) & set(both[1])
-            for batch in both:
-                assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
-
     def test_a_length_that_falls(self):
         """With a custom pacing the length may fall. Items that were short enough before are then served later."""
         scheduler = SequenceLengthScheduler(8, 64, duration=20, pacing=lambda x: 1 if x < 0.5 else 0)
@@ -76,22 +69,19 @@ class TestBucket:
         assert sorted(length for batch in batches for length in lengths_of(batch)) == [1, 2, 3, 22, 64, 64]
 
 
-class TestCut:
-    @pytest.mark.parametrize("window", [None, 300])
-    @pytest.mark.parametrize("too_long", ["reject", "split"])
-    def test_no_batch_is_longer_than_the_schedule_says(self, window, too_long):
-        batches = list(islice(sampler(window=window, warmup="cut", too_long=too_long), 40))
-        for step, batch in enumerate(batches):
-            assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
-        assert max(length for batch in batches[:4] for length in lengths_of(batch)) == 8
-
-    def test_cut_items_lose_their_ends(self):
-        entries = [entry for batch in sampler(warmup="cut", window=300) for entry in batch]
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("too_long", ["reject", "split"])
+def test_a_schedule_that_cuts(window, too_long):
+    """No batch is longer than it says, and items lose their ends while it is not over."""
+    batches = list(sampler(window=window, warmup="cut", too_long=too_long))
+    lengths = [max(lengths_of(batch)) for batch in batches]
+    assert all(length <= schedule().seq_length_at(step) for step, length in enumerate(lengths))
+    assert max(lengths[:4]) == 8
+    if too_long == "reject":
+        entries = [entry for batch in batches for entry in batch]
         assert sorted(entry.item for entry in entries) == list(range(6000))
         assert all(entry.start == 0 for entry in entries)
-
-    def test_a_schedule_that_is_over_cuts_nothing(self):
-        entries = [entry for batch in sampler(warmup="cut", scheduler=schedule(0)) for entry in batch]
+        entries = [entry for batch in sampler(window=window, warmup="cut", scheduler=schedule(0)) for entry in batch]
         assert [entry.length for entry in sorted(entries)] == LENGTHS.tolist()
 
 
