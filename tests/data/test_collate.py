@@ -5,16 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
 from seqwarm_kernels.data import (
-    BatchPlanner,
-    LengthBatchSampler,
     PackedCollator,
     PaddedCollator,
     Piece,
-    ResumableLoader,
 )
 
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
@@ -193,16 +189,3 @@ def test_no_tokens_are_cut_like_others(options, collator):
         assert (cut["labels"] == -100).all()
         assert info.num_valid_tokens == ("attention_mask" not in cut)
     assert scheduler.resize(collator([]), **options)["input_ids"].shape == cut["input_ids"].shape
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_rank_that_runs_out(packed):
-    """The planned length of such a batch is 0, and its tokens are within the budget."""
-    items = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    collate = PackedCollator() if packed else PaddedCollator(multiple_of=4)
-    planner = BatchPlanner(4, packed=packed, multiple_of=1 if packed else 4)
-    batches = []
-    for rank in range(2):
-        sampler = LengthBatchSampler([3] * 3, planner, rank=rank, world_size=2, remainder="empty")
-        batches += ResumableLoader(DataLoader(items, batch_sampler=sampler, collate_fn=collate))
-    assert [int(batch["input_ids"].count_nonzero()) for batch in batches] == [3, 3, 3, 0]  # padding has id 0

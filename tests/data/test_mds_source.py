@@ -10,6 +10,7 @@ import pytest
 
 from seqwarm_kernels.data import ChunkError, MDSSource, PaddedCollator, cut_item
 
+from .made import same
 from .token_files import documents, need_mds, write_mds, write_merged_mds
 
 DOCUMENTS = documents(300)
@@ -20,11 +21,6 @@ OTHERS = {"a": "str", "id": "int", "z": "bytes"}, lambda number: {"a": "é" * (n
 def streaming(tmp_path, monkeypatch):
     need_mds()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def same(found, expected):
-    found = list(found)
-    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
 @pytest.mark.parametrize("others", [None, OTHERS], ids=["alone", "other columns"])

@@ -16,7 +16,7 @@ from seqwarm_kernels.data import (
 from seqwarm_kernels.data.files import lengths, transfers
 from seqwarm_kernels.data.files.remote import check_location, read_range, visible_files, write_file
 
-from .made import TEXTS, remove
+from .made import TEXTS, remove, same
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -53,10 +53,6 @@ def texts(place):
     for name, items in (("a.parquet", TEXTS[:550]), ("b.parquet", TEXTS[550:])):
         parquet(place, name, {"text": items, "length": [len(item) for item in items], "more": [0] * len(items)})
     return place
-
-
-def same(found, expected):
-    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
 def test_the_items_in_order(texts):

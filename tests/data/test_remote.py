@@ -115,6 +115,16 @@ def read(path):
     return path.read_bytes(), local_file(path)
 
 
+def test_files_of_another_process_are_seen(s3):
+    import s3fs
+
+    place = check_location("folder", "s3://bucket/listed")
+    write_file(place / "a", b"a")
+    assert visible_files(place) == [place / "a"]
+    s3fs.S3FileSystem(skip_instance_cache=True).pipe_file("bucket/listed/b", b"b")
+    assert visible_files(place) == [place / "a", place / "b"]
+
+
 def test_a_copy_is_downloaded_once_and_kept(s3):
     path = check_location("path", "filecache::s3://bucket/copied")
     write_file(path, b"old")
