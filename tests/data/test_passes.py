@@ -202,6 +202,10 @@ Passes.TestCase.settings = examples(12, stateful_step_count=20, deadline=None)
 TestPasses = Passes.TestCase
 
 
+def without_loader(batches):
+    return batches
+
+
 WORKERS = [
     (loader_with, {"num_workers": 1, "persistent_workers": True}),
     (loader_with, {"num_workers": 2}),
@@ -209,7 +213,7 @@ WORKERS = [
 ]
 
 
-@pytest.mark.parametrize(("make_loader", "workers"), first_fast(WORKERS))
+@pytest.mark.parametrize(("make_loader", "workers"), [(without_loader, {}), *first_fast(WORKERS)])
 @pytest.mark.parametrize("kind", ["sampler", "infinite stream"])
 def test_passes_that_end_early(kind, make_loader, workers):
     """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next.

@@ -79,7 +79,7 @@ def write(format, folder):
     if not (folder / "target.json").exists():
         target = f"{place['url']}/{uuid.uuid4().hex}" if place["url"] else str(folder / "new")
         write_atomically(folder / "target.json", json.dumps(target).encode())
-    write_chunks(TEXTS, written(folder), 50, length_fn=len, progress=False, format=format)
+    write_chunks(TEXTS, written(folder), 100, length_fn=len, progress=False, format=format)
 
 
 def written(folder):
