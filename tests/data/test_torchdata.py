@@ -184,9 +184,10 @@ def test_the_threads_of_a_loader_end_with_it():
         time.sleep(0.2)
         return {"input_ids": torch.ones(1, 1)}
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     loader = batch_loader(make_batches("sampler"), prepare, num_workers=2, prefetch=8)
     next(iter(loader))
-    assert threading.active_count() > before
+    started = set(threading.enumerate()) - before
+    assert started
     del loader
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in started)
