@@ -3,6 +3,7 @@
 import json
 from itertools import islice
 
+import numpy as np
 from hypothesis import strategies as st
 
 from seqwarm_kernels.data import Piece
@@ -57,6 +58,12 @@ class ListSource:
 
 def through_json(state):
     return json.loads(json.dumps(state))
+
+
+def same(found, expected):
+    """Whether items are equal, tokens or texts."""
+    found = list(found)
+    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
 def item_of(entry):

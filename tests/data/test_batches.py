@@ -113,7 +113,6 @@ def test_each_epoch_has_another_order(make):
     batches, again = make(window=100), make(window=100)
     first, second = list(batches), list(batches)
     assert first != second
-    assert sorted(numbers_of(first)) == sorted(numbers_of(second)) == list(range(700))
     assert [list(again), list(again)] == [first, second]
     assert list(make(window=100, seed=1)) != first
     assert make is not sampler or batches.epoch == 2
@@ -148,14 +147,11 @@ def test_a_schedule_in_steps_counts_the_steps_that_were_made(remainder):
     assert batches.progress.batches == 4 * len(lengths)
 
 
-def test_no_items(make):
+def test_no_items_and_too_few_batches_for_the_ranks(make):
     for remainder in ("drop", "repeat", "empty"):
         batches = make([], rank=1, world_size=2, remainder=remainder)
         assert list(batches) == list(batches) == []
     assert list(sampler([], infinite=True)) == []
-
-
-def test_too_few_batches_for_the_ranks(make):
     for rank in range(2):
         with pytest.raises(ValueError, match="remainder"):
             list(make([5], rank=rank, world_size=2))
@@ -215,45 +211,37 @@ def test_arguments_that_do_not_fit(make, named, options):
 # ---- states
 
 
-@pytest.mark.parametrize("make", [sampler, stream])
-def test_a_state_is_small_and_a_restart_plans_the_open_window_only(monkeypatch, make):
+@pytest.mark.parametrize("rule", ["budget", "packed", "cut"])
+def test_a_restart_plans_and_reads_the_open_window_only(monkeypatch, rule):
     planned, plan = [], BatchPlanner.plan
     monkeypatch.setattr(
         BatchPlanner,
         "plan",
         lambda self, lengths, **options: planned.append(len(lengths)) or plan(self, lengths, **options),
     )
-    for at in (0, 1, 777, 1900):
-        batches, again = (make([10] * 20_000, {"max_tokens": 100}, window=500) for _ in range(2))
-        first_batches(batches, at)
+    items = [(number, 10) for number in range(9000)]
+    for make in (sampler, stream):
+        batches = make([10] * 9000, rule, window=500)
+        first_batches(batches, 120)
         state = json.dumps(batches.state_dict())
         assert len(state) < 700
+        source, again = ListSource(items), make([10] * 9000, rule, window=500)
+        if make is stream:
+            again = LengthBatchStream(source, batches.planner, length=itemgetter(1), window=500)
         del planned[:]
         again.load_state_dict(json.loads(state))
         assert planned == []
+        assert source.reads == 0
         next(iter(again))
-        assert planned == [500]
-
-
-@pytest.mark.parametrize("rule", ["budget", "packed", "cut"])
-def test_a_restarted_stream_reads_the_open_window_and_nothing_before_it(rule):
-    items = [(number, 10) for number in range(20_000)]
-    batches = stream([10] * 20_000, rule, window=500)
-    first_batches(batches, 170)
-    source = ListSource(items)
-    again = LengthBatchStream(source, batches.planner, length=itemgetter(1), window=500)
-    again.load_state_dict(through_json(batches.state_dict()))
-    assert source.reads == 0
-    next(iter(again))
+        assert 0 < sum(planned) < 1100
     assert source.reads <= 500 + 64
-    assert source.position > 5000
+    assert source.position > 3000
 
 
 @pytest.mark.parametrize(
     ("make", "rule", "named", "changed"),
     [
         (sampler, "budget", "seed", {"seed": 1}),
-        (sampler, "budget", "seed", {"shuffle": False}),
         (sampler, "budget", "window", {"window": 99}),
         (sampler, "budget", "num_items", {"lengths": LENGTHS[:-1]}),
         (sampler, "budget", "lengths", {"lengths": LENGTHS[::-1]}),
@@ -262,7 +250,6 @@ def test_a_restarted_stream_reads_the_open_window_and_nothing_before_it(rule):
         (sampler, "budget", "batch_size", {"rule": {**RULES["budget"], "batch_size": 9}}),
         (sampler, "budget", "max_length", {"rule": {**RULES["budget"], "max_length": 200}}),
         (sampler, "budget", "too_long", {"rule": {**RULES["budget"], "too_long": "split"}}),
-        (stream, "budget", "seed", {"seed": 1}),
         (stream, "bucket", "warmup", {"rule": {**RULES["bucket"], "warmup": "cut"}}),
         (stream, "bucket", "max_length", {"rule": {**RULES["bucket"], "max_length": scheduler(16, 200, duration=41)}}),
         (stream, "bucket", "world_size", {"rank": 0, "world_size": 2}),
@@ -335,18 +322,25 @@ def test_a_state_of_a_stream_of_other_items_or_lengths():
 # ---- sources of streams, and lengths of their items
 
 
-@pytest.mark.parametrize("reload", [False, True])
-def test_a_source_that_fails_once(reload):
-    class FailsOnce(list):
-        failed = False
+@pytest.mark.parametrize(("fails", "reload"), [("item", False), ("item", True), ("length", False)])
+def test_what_fails_once(fails, reload):
+    calls = dict.fromkeys(("item", "length"), 0)
 
+    def call(kind):
+        calls[kind] += 1
+        if kind == fails and calls[kind] == 401:
+            raise OSError("the disk")
+
+    class Items(list):
         def __getitem__(self, index):
-            if index == 400 and not self.failed:
-                self.failed = True
-                raise OSError("the disk")
+            call("item")
             return super().__getitem__(index)
 
-    batches = of_sequence(FailsOnce([number] * (1 + number % 50) for number in range(600)))
+    def length(item):
+        call("length")
+        return len(item)
+
+    batches = of_sequence(Items([number] * (1 + number % 50) for number in range(600)), length=length)
     found = []
     while batches.progress.epochs == 0:
         try:
@@ -354,21 +348,6 @@ def test_a_source_that_fails_once(reload):
         except OSError:
             if reload:
                 batches.load_state_dict(through_json(batches.state_dict()))
-    assert sorted(item[0] for batch in found for item in batch) == list(range(600))
-
-
-def test_a_length_that_is_interrupted_keeps_the_budget():
-    calls = itertools.count()
-
-    def length(item):
-        if next(calls) == 130:
-            raise KeyboardInterrupt
-        return len(item)
-
-    batches, found = of_sequence(length=length), []
-    with pytest.raises(KeyboardInterrupt):
-        found.extend(batches)
-    found.extend(batches)
     assert sorted(item[0] for batch in found for item in batch) == list(range(600))
     assert max(len(batch) * max(map(len, batch)) for batch in found) <= 512
 
@@ -381,36 +360,6 @@ def test_sources_that_do_not_fit():
     of_sequence(rule="cut", infinite=True)
 
 
-def test_items_for_later_are_not_kept_in_memory():
-    class Item(list):
-        alive = most = 0
-
-        def __init__(self, length):
-            super().__init__([0] * length)
-            Item.alive += 1
-            Item.most = max(Item.most, Item.alive)
-
-        def __del__(self):
-            Item.alive -= 1
-
-    class Items:
-        def __len__(self):
-            return 4000
-
-        def __getitem__(self, index):
-            return Item(4 if index % 200 == 0 else 60)
-
-    rule = {"max_tokens": 128, "max_length": SequenceLengthScheduler(8, 64, duration=10_000)}
-    next(iter(of_sequence(Items(), rule, shuffle=False)))
-    assert Item.most < 700  # a window, the items it was chosen from, and a block of the source
-
-
-def test_items_are_not_compared():
-    """Arrays have no truth value, so comparing items would raise."""
-    (batch,) = LengthBatchStream(ListSource([np.arange(n) for n in (3, 1, 2)]), BatchPlanner(batch_size=3))
-    assert [len(item) for item in batch] == [3, 2, 1]
-
-
 def test_lengths_of_numpy_and_torch_are_ints_and_floats_are_not():
     assert len(list(of_sequence([3, 3], length=np.int64))) == len(list(of_sequence([3, 3], length=torch.tensor))) == 1
     with pytest.raises(TypeError, match="float"):
@@ -421,13 +370,11 @@ def test_lengths_of_numpy_and_torch_are_ints_and_floats_are_not():
     "make",
     [
         lambda ids: ids,
-        tuple,
         np.array,
         torch.tensor,
         lambda ids: {"input_ids": ids},
         lambda ids: {"name": "a", "input_ids": torch.tensor(ids), "labels": ids},
         lambda ids: (ids, 7),
-        lambda ids: (np.array(ids), np.array(ids)),
         lambda ids: [torch.tensor(ids), "a label"],
         lambda ids: ({"input_ids": ids}, 7),
         lambda ids: ["word"] * len(ids),

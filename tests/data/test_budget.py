@@ -1,7 +1,5 @@
 """Collated batches are what was planned: within the budget of tokens, of items as long as they were counted."""
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 import torch
@@ -85,12 +83,7 @@ def test_in_a_worker_and_with_a_collator_of_your_own():
 
 def test_pieces_need_a_piece_dataset():
     """A Piece is no index, and not taken for three of them."""
-    made = [ITEMS, tuple(ITEMS), torch.arange(48).reshape(6, 8), np.arange(48).reshape(6, 8)]
-    if find_spec("datasets"):
-        from datasets import Dataset as HuggingFaceDataset
-
-        made.append(HuggingFaceDataset.from_dict({"input_ids": [[1] * length for length in LENGTHS]}))
-    for dataset in made:
+    for dataset in (ITEMS, tuple(ITEMS), torch.arange(48).reshape(6, 8), np.arange(48).reshape(6, 8)):
         with pytest.raises((TypeError, IndexError)):
             list(loader({"max_tokens": 20, "too_long": "truncate"}, PaddedCollator(), dataset=dataset))
 

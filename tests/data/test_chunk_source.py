@@ -62,15 +62,6 @@ def test_a_missing_file_of_a_list_is_skipped(tmp_path):
     assert list(source.skipped) == [str(missing)]
 
 
-def test_a_file_truncated_inside_its_last_line(tmp_path):
-    """The file has the expected number of items."""
-    manifest = write_chunks(TEXTS[:20], tmp_path, 10, compression="none")
-    path = tmp_path / manifest.chunks[1].file
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ChunkError, match=str(path)):
-        list(ChunkSource(tmp_path))
-
-
 def test_a_list_of_files(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"text": "b"}\n\n{"text": "c"}\n')
     (tmp_path / "a.txt").write_text("a\n\n \nlast, without a newline")

@@ -1,21 +1,19 @@
 """Batches as models expect them, also those without items, which ranks get that run out."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
 from seqwarm_kernels.data import (
-    BatchPlanner,
-    LengthBatchSampler,
     PackedCollator,
     PaddedCollator,
     Piece,
-    Prepare,
-    ResumableLoader,
 )
 
+LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 COLLATORS = [PaddedCollator(), PackedCollator()]
 KINDS = {
     "lists": [[5, 6, 7], [8]],
@@ -50,81 +48,49 @@ def test_own_labels():
     assert items[0]["labels"] == [-100, 7, 8]
 
 
-def test_items_are_not_modified():
-    item = torch.tensor([1, 2, 3])
-    PackedCollator()([item])
-    PackedCollator()([{"input_ids": item, "labels": item}])
-    assert item.tolist() == [1, 2, 3]
-
-
-def test_masks_that_hide_nothing():
-    masks = {"attention_mask": torch.ones(2, dtype=torch.bfloat16), "completion_mask": [True, 2], "loss_mask": None}
-    assert PaddedCollator()([{"input_ids": [1, 2], **masks}])["labels"].tolist() == [[1, 2]]
-
-
 @pytest.mark.parametrize("collator", COLLATORS)
-@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
-class TestEntriesOfItems:
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_entries_that_are_refused(make, collator):
     """Collators left these out of the batch: padding and prompts were trained on, tokens saw those of other texts."""
-
-    def test_a_tokenizer_that_padded(self, make, collator):
-        whole = {"input_ids": [5, 6, 7], "attention_mask": make([1, 1, 1])}
-        padded = {"input_ids": [8, 0, 0], "attention_mask": make([1, 0, 0])}
-        with pytest.raises(ValueError, match="attention_mask"):
-            collator([whole, padded])
-        assert collator([whole])["input_ids"].tolist() == [[5, 6, 7]]
-
-    @pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask"])
-    def test_prompts(self, name, make, collator):
+    for name, values in (
+        ("attention_mask", [1, 1, 1, 0, 0]),
+        *((name, [0, 0, 1, 1, 1]) for name in LOSS_MASKS),
+        ("position_ids", [0, 1, 2, 0, 1]),
+        ("position_ids", [3, 4, 0, 1, 2]),
+        ("position_ids", [0, 0, 0, 0, 0]),
+        ("seq_lengths", [3, 2]),
+        ("seq_idx", [0, 0, 0, 1, 1]),
+        ("document_ids", [7, 7, 7, 4, 4]),
+        ("cu_seq_lens_q", [0, 3, 5]),
+    ):
+        with pytest.raises(ValueError, match=name):
+            collator([[1, 2], {"input_ids": [1, 2, 3, 4, 5], name: make(values)}])
+    for name in LOSS_MASKS:
         item = {"input_ids": [5, 6, 7], name: make([0, 0, 1])}
-        for trained in ({}, {"labels": [-100, 6, 7]}):
-            with pytest.raises(ValueError, match=name):
-                collator([{**item, **trained}])
+        with pytest.raises(ValueError, match=name):
+            collator([{**item, "labels": [-100, 6, 7]}])
         assert collator([{**item, "labels": [-100, -100, 7]}])["labels"].tolist() == [[-100, -100, 7]]
 
-    def test_items_that_were_packed_before(self, make, collator):
-        for name, values in (
-            ("position_ids", [0, 1, 2, 0, 1]),
-            ("position_ids", [3, 4, 0, 1, 2]),
-            ("position_ids", [0, 0, 0, 0, 0]),
-            ("seq_lengths", [3, 2]),
-            ("seq_idx", [0, 0, 0, 1, 1]),
-            ("document_ids", [7, 7, 7, 4, 4]),
-            ("cu_seq_lens_q", [0, 3, 5]),
-        ):
-            with pytest.raises(ValueError, match=name):
-                collator([[1, 2], {"input_ids": [1, 2, 3, 4, 5], name: make(values)}])
-
-    def test_one_sequence_or_no_ints(self, make, collator):
-        for name, values in (
-            ("position_ids", [0, 1, 2]),
-            ("position_ids", [5, 6, 7]),
-            ("position_ids", [0, 1, 1]),  # tokens of an image share a position in some models
-            ("position_ids", [[0, 1, 0]]),
-            ("position_ids", [0.0, 1.0, 0.0]),
-            ("seq_lengths", [3]),
-            ("seq_idx", [4, 4, 4]),
-            ("cu_seq_lens_q", [0, 3]),
-        ):
-            assert collator([{"input_ids": [1, 2, 3], name: make(values)}])["input_ids"].tolist() == [[1, 2, 3]]
-
 
 @pytest.mark.parametrize("collator", COLLATORS)
-@pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "assistant_masks", "loss_mask"])
-def test_masks_of_pairs_and_of_floating_point_are_left_out(name, collator):
-    """They are not 0 where a token is hidden or not trained on."""
-    item = {"input_ids": [5, 6, 7]}
-    expected = collator([item])
-    for mask in (
-        torch.ones(3, 3).tril().bool(),
-        torch.ones(3, 3).tril().long().numpy(),
-        [[1, 0, 0], [1, 1]],
-        torch.tensor([0.0, 0.0, -1e9]),
-        torch.tensor([0.0, 0.5, 1.0], dtype=torch.bfloat16),
-        np.array([0.0, 0.0, -np.inf]),
+def test_entries_that_change_nothing(collator):
+    """They are of one sequence, or hide nothing. Masks of pairs and of floating point have no 0 for what is hidden."""
+    ids = torch.tensor([5, 6, 7])
+    expected = collator([ids])
+    masks = (
+        *([1, 1, 1], [True, 2, 1], None, [[1, 0, 0], [1, 1]], torch.ones(3, 3).tril().bool()),
+        *(torch.tensor([0.0, 0.5, 1.0], dtype=torch.bfloat16), np.array([0.0, 0.0, -np.inf])),
+    )
+    for name, values in (
+        *itertools.product(("attention_mask", *LOSS_MASKS), masks),
+        *(("position_ids", positions) for positions in ([0, 1, 2], [5, 6, 7], [[0, 1, 0]], [0.0, 1.0, 0.0])),
+        ("position_ids", [0, 1, 1]),  # tokens of an image share a position in some models
+        *(("seq_lengths", [3]), ("seq_idx", [4, 4, 4]), ("cu_seq_lens_q", [0, 3])),
     ):
-        batch = collator([{**item, name: mask}])
+        batch = collator([{"input_ids": ids, name: values}])
         assert all(torch.equal(batch[entry], expected[entry]) for entry in ("input_ids", "labels"))
+    collator([{"input_ids": ids, "labels": ids}])
+    assert ids.tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize("collator", [PaddedCollator(max_tokens=7), PackedCollator(max_tokens=7)])
@@ -223,18 +189,3 @@ def test_no_tokens_are_cut_like_others(options, collator):
         assert (cut["labels"] == -100).all()
         assert info.num_valid_tokens == ("attention_mask" not in cut)
     assert scheduler.resize(collator([]), **options)["input_ids"].shape == cut["input_ids"].shape
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("prepared", [False, True])
-def test_a_rank_that_runs_out(packed, prepared):
-    """The planned length of such a batch is 0, and its tokens are within the budget."""
-    items = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    collate = PackedCollator() if packed else PaddedCollator(multiple_of=4)
-    planner = BatchPlanner(4, packed=packed, multiple_of=1 if packed else 4)
-    dataset, prepare = (range(3), Prepare(collate, dataset=items)) if prepared else (items, collate)
-    batches = []
-    for rank in range(2):
-        sampler = LengthBatchSampler([3] * 3, planner, rank=rank, world_size=2, remainder="empty")
-        batches += ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=prepare))
-    assert [int(batch["input_ids"].count_nonzero()) for batch in batches] == [3, 3, 3, 0]  # padding has id 0

@@ -10,12 +10,9 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels.data import (
     BatchPlanner,
-    ItemDataset,
     LengthBatchSampler,
     LengthBatchStream,
     PaddedCollator,
-    PieceDataset,
-    Prepare,
     ResumableLoader,
     progress_bar,
 )
@@ -27,18 +24,11 @@ LENGTHS = np.random.default_rng(3).integers(1, 60, 100)
 ITEMS = [torch.full((int(length),), number) for number, length in enumerate(LENGTHS)]
 
 
-def loader(num_workers=0, *, too_long="reject", max_tokens=128, dataset=None, lengths=LENGTHS):
-    planner = BatchPlanner(max_tokens, too_long=too_long)
-    sampler = LengthBatchSampler(lengths, planner, window=50)
-    dataset = dataset or (PieceDataset(ITEMS) if planner.cuts_items else ITEMS)
-    collator = PaddedCollator(max_tokens=max_tokens)
-    return ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=collator, num_workers=num_workers))
-
-
-def stream_loader(num_workers=0, *, max_tokens=128, **options):
-    stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(max_tokens, **options), window=50)
-    prepare = Prepare(PaddedCollator())
-    return ResumableLoader(DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=prepare, num_workers=num_workers))
+def loader(num_workers=0, *, dataset=ITEMS, lengths=LENGTHS):
+    sampler = LengthBatchSampler(lengths, BatchPlanner(128), window=50)
+    return ResumableLoader(
+        DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=num_workers)
+    )
 
 
 def numbers(batches):
@@ -49,16 +39,8 @@ def numbers(batches):
 UNINTERRUPTED = numbers(loader())
 
 
-@pytest.mark.parametrize("make", [loader, stream_loader])
-def test_pieces(make):
-    batches = list(make(1, too_long="split", max_tokens=32))
-    assert sum(int(batch["attention_mask"].sum()) for batch in batches) == LENGTHS.sum()
-    assert all(batch["input_ids"].numel() <= 32 for batch in batches)
-
-
-@pytest.mark.parametrize("make", [loader, stream_loader])
-def test_an_older_iterator_is_invalid(make):
-    batches = make()
+def test_an_older_iterator_is_invalid():
+    batches = loader()
     older = iter(batches)
     next(older)
     newer = iter(batches)
@@ -67,10 +49,10 @@ def test_an_older_iterator_is_invalid(make):
         next(older)
     next(newer)
     assert batches.progress.batches == 3
-    batches.load_state_dict(make().state_dict())
+    batches.load_state_dict(loader().state_dict())
     with pytest.raises(RuntimeError, match="iterator is invalid"):
         next(newer)
-    assert numbers(batches) == numbers(make())
+    assert numbers(batches) == UNINTERRUPTED
 
 
 class Failing:
@@ -131,6 +113,9 @@ def test_loaders_that_do_not_fit():
 # ---- progress bars
 
 
+NAMES = {"token": "tokens", "item": "items", "batch": "batches"}
+
+
 @pytest.mark.parametrize(
     ("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 100), ("batch", len(UNINTERRUPTED))]
 )
@@ -142,17 +127,10 @@ def test_a_progress_bar(unit, total):
     assert f"{total}/{total}" in last
     assert "100%" in last
     assert "epoch=1.00" in last
-
-
-def test_a_progress_bar_starts_at_the_restored_progress():
-    first, second = loader(), loader()
+    first, second, written = loader(), loader(), io.StringIO()
     list(islice(first, 9))
     second.load_state_dict(first.state_dict())
-    written = io.StringIO()
-    next(progress_bar(second, unit="item", total=100, file=written, mininterval=0, unit_scale=False))
-    assert f"{first.progress.items}/100" in written.getvalue()
-
-
-def test_a_progress_bar_of_a_stream():
+    next(progress_bar(second, **{**options, "file": written}))
+    assert f"{getattr(first.progress, NAMES[unit])}/{total}" in written.getvalue()
     stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
-    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=io.StringIO())) == 100
+    assert sum(len(batch) for batch in progress_bar(stream, unit=unit, file=io.StringIO())) == 100

@@ -8,9 +8,9 @@ import shutil
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import ChunkError, MDSSource, PaddedCollator, cut_item, visible_files
-from seqwarm_kernels.data.files.remote import check_location, write_file
+from seqwarm_kernels.data import ChunkError, MDSSource, PaddedCollator, cut_item
 
+from .made import same
 from .token_files import documents, need_mds, write_mds, write_merged_mds
 
 DOCUMENTS = documents(300)
@@ -21,11 +21,6 @@ OTHERS = {"a": "str", "id": "int", "z": "bytes"}, lambda number: {"a": "é" * (n
 def streaming(tmp_path, monkeypatch):
     need_mds()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def same(found, expected):
-    found = list(found)
-    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
 @pytest.mark.parametrize("others", [None, OTHERS], ids=["alone", "other columns"])
@@ -190,14 +185,6 @@ def test_a_merged_index(tmp_path, compression):
     assert source.lengths().tolist() == list(map(len, order))
     with pytest.raises(ValueError, match=r"folders .*shard.00000.mds twice"):
         MDSSource([folder, folder / "1"])
-
-
-def test_a_merged_index_at_a_url(tmp_path):
-    pytest.importorskip("upath")
-    folder = write_merged_mds(tmp_path / "merged", [DOCUMENTS[:120], DOCUMENTS[120:]], compression="gz")
-    for path in visible_files(folder):
-        write_file(check_location("path", f"memory://{tmp_path.name}/{path.relative_to(folder)}"), path.read_bytes())
-    assert same(MDSSource(f"memory://{tmp_path.name}"), list(MDSSource(folder)))
 
 
 # ---- several dimensions

@@ -66,6 +66,8 @@ def test_a_window_ends_where_its_last_pack_is_full():
     """Ten items fill a pack. A window of 25 makes two packs, and no third one that is half empty."""
     sampler = LengthBatchSampler([10] * 100, BatchPlanner(100, packed=True), window=25)
     assert [len(batch) for batch in sampler] == [10] * 10
+    smaller = LengthBatchSampler([10] * 7, BatchPlanner(100, packed=True), window=3)
+    assert [len(batch) for batch in smaller] == [3, 3, 1]
 
 
 def test_no_window_leaves_a_pack_half_empty():
@@ -74,11 +76,6 @@ def test_no_window_leaves_a_pack_half_empty():
     batches = list(LengthBatchSampler(lengths, BatchPlanner(2048, packed=True), window=500))
     tokens = [int(lengths[batch].sum()) for batch in batches]
     assert sum(count < 0.9 * 2048 for count in tokens) <= 1
-
-
-def test_a_window_smaller_than_a_pack():
-    sampler = LengthBatchSampler([10] * 7, BatchPlanner(100, packed=True), window=3)
-    assert [len(batch) for batch in sampler] == [3, 3, 1]
 
 
 def test_items_without_tokens_are_in_a_pack_with_others():

@@ -1,7 +1,6 @@
 """The comparison of ways of batching, and the command `padding` that prints and draws it."""
 
 import gzip
-import io
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from bench.batching.corpora import wikitext
 from seqwarm_kernels import cli
 from seqwarm_kernels.data import BatchPlanner, padding, write_chunks
 from seqwarm_kernels.data.files.remote import check_location, write_file
-from seqwarm_kernels.data.padding import compare, count_tokens, draw, read_text
+from seqwarm_kernels.data.padding import compare, count_tokens, read_text
 
 from .token_files import END, documents, write_flat, write_llm_c, write_mds, write_megatron, write_npy
 
@@ -68,14 +67,6 @@ def test_items_without_tokens_take_a_slot_in_every_padded_batch():
     assert [each.padding for each in nothing] == [1, 1, 1, 1, 0]
 
 
-@pytest.mark.slow
-def test_a_figure_of_items_without_tokens(tmp_path):
-    pytest.importorskip("matplotlib")
-    lengths = np.zeros(9, int)
-    draw(lengths, compare(lengths), "words", tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.skipif(WIKITEXT is None, reason="SEQWARM_TEST_DATA does not name a folder with wikitext-2/valid.txt")
 def test_on_wikitext(capsys):
     """The table of the blog post on a small part of its corpus: 67 %, 21 %, and at most 9.5 % with one window."""
@@ -103,19 +94,16 @@ def test_text(text, capsys):
     assert ours["batches"] <= greedy["batches"]
     assert packed["budget_used"] == pytest.approx(tokens / (packed["batches"] * 400))
     assert packed["budget_used"] > 0.97
+    cut = as_json(capsys, *options, "--max-tokens", 30)
+    assert cut["truncated"] == 200
+    assert cut["batchings"][3]["tokens"] == 20 * (sum(range(1, 31)) + 10 * 30)
+    assert run(*options, "--max-tokens", 30) == 0
+    assert "40 at most, 200 lines truncated to 30." in capsys.readouterr().out
     assert run(*options) == 0
     out = capsys.readouterr().out
     rows = [line for line in out.splitlines() if "%" in line]
     assert [row.split("  ")[0] for row in rows] == [each["name"] for each in found["batchings"]]
     assert [f"{each['padding']:.1%}" in row for each, row in zip(found["batchings"], rows, strict=True)] == [True] * 5
-
-
-def test_items_longer_than_the_budget_are_truncated(text, capsys):
-    found = as_json(capsys, "--text", text, "--max-tokens", 30, "--window", 800)
-    assert found["truncated"] == 200
-    assert found["batchings"][3]["tokens"] == 20 * (sum(range(1, 31)) + 10 * 30)
-    assert run("--text", text, "--max-tokens", 30) == 0
-    assert "40 at most, 200 lines truncated to 30." in capsys.readouterr().out
 
 
 def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
@@ -165,17 +153,6 @@ def test_a_tokenizer_of_transformers(tmp_path):
 
 
 # ---- what the command writes
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_bars_are_for_terminals(text, monkeypatch, capsys, is_terminal):
-    errors = io.StringIO()
-    errors.isatty = lambda: is_terminal
-    monkeypatch.setattr(sys, "stderr", errors)
-    assert run("--text", text) == 0
-    assert ("count tokens" in errors.getvalue()) == is_terminal
-    assert errors.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == ""  # cleared at the end
-    assert "budget used" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -9,17 +9,14 @@ import pytest
 
 from seqwarm_kernels.data import (
     ChunkError,
-    ChunkSource,
-    PaddedCollator,
     ParquetSource,
     count_lengths,
-    cut_item,
     write_chunks,
 )
 from seqwarm_kernels.data.files import lengths, transfers
 from seqwarm_kernels.data.files.remote import check_location, read_range, visible_files, write_file
 
-from .made import TEXTS, remove
+from .made import TEXTS, remove, same
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -58,10 +55,6 @@ def texts(place):
     return place
 
 
-def same(found, expected):
-    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
-
-
 def test_the_items_in_order(texts):
     source = ParquetSource(texts, "text", length_column="length", with_lengths=True, shuffle=False)
     assert list(source) == [(item, len(item)) for item in TEXTS]
@@ -81,36 +74,14 @@ def test_types_of_columns(tmp_path):
         (pa.array([each.tolist() for each in TOKENS], pa.large_list(pa.uint16())), TOKENS),
         (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
     ):
-        assert same(list(ParquetSource(parquet(tmp_path, "a.parquet", {"a": column}, rows=3), shuffle=False)), items)
-
-
-def test_lists_of_tokens(tmp_path):
-    source = ParquetSource(parquet(tmp_path, "tokens.parquet", {"input_ids": TOKENS}), with_lengths=True, shuffle=False)
+        source = ParquetSource(parquet(tmp_path, "a.parquet", {"a": column}, rows=3), shuffle=False)
+        assert same(list(source), items)
+    source = ParquetSource(parquet(tmp_path, "a.parquet", {"ids": TOKENS}), with_lengths=True, shuffle=False)
     items, found = zip(*source, strict=True)
     assert same(items, TOKENS)
     assert list(found) == source.lengths().tolist() == list(map(len, TOKENS))
     items[0].setflags(write=True)
     assert all(item.base is None for item in items)  # an item keeps no other item in memory
-
-
-def without_prompt(tokens):
-    """Labels of the tokens after the first three."""
-    return [-100] * len(tokens[:3]) + tokens[3:].tolist()
-
-
-def test_labels_are_read_with_their_tokens(tmp_path):
-    """Trained on the ids alone, a model would learn the prompts, too."""
-    labels = [without_prompt(tokens) for tokens in TOKENS]
-    path = parquet(tmp_path, "a.parquet", {"id": range(len(TOKENS)), "input_ids": TOKENS, "labels": labels})
-    source = ParquetSource(path, ["input_ids", "labels"], buffer_chunks=3)
-    items = list(source)
-    assert sorted(item["input_ids"].tolist() for item in items) == sorted(tokens.tolist() for tokens in TOKENS)
-    assert all(item["labels"].tolist() == without_prompt(item["input_ids"]) for item in items)
-    batch = PaddedCollator()(items[:5])
-    for row, item in zip(batch["labels"], items[:5], strict=True):
-        assert row[row != -100].tolist() == item["input_ids"][3:].tolist()
-    assert cut_item(items[0], 1, 4)["labels"].tolist() == items[0]["labels"][1:5].tolist()
-    assert source.lengths().tolist() == list(map(len, TOKENS))
 
 
 ROWS, FLAGS = [[7, 2], [3], [4, 5, 6]], [[True, False], [True], [False, True, True]]
@@ -222,6 +193,16 @@ def test_a_file_that_is_named_twice(place):
 def test_folders_with_the_suffix_and_files_without_rows(tmp_path):
     paths = [parquet(tmp_path / f"{name}.parquet", "part.parquet", {"text": [name]}).parent for name in "ab"]
     assert list(ParquetSource(paths, shuffle=False)) == ["a", "b"]
+    other = parquet(tmp_path / "c.parquet", "part.parquet", {"text": [[1]]})
+    with pytest.raises(ChunkError, match=r"c\.parquet"):
+        ParquetSource([*paths, other])
+    with pytest.warns(UserWarning, match=r"skipped: .*c\.parquet"):
+        assert list(ParquetSource([*paths, other], on_error="skip", shuffle=False)) == ["a", "b"]
+    for wrong in (["a.txt"], "missing", [], tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match="paths"):
+            ParquetSource(wrong)
+    with pytest.raises(ChunkError, match="the footer: No such file"):
+        ParquetSource("missing.parquet")
     empty = parquet(tmp_path / "empty", "a.parquet", {"text": pa.array([], pa.string())})
     with pytest.raises(ValueError, match="paths"):
         ParquetSource(tmp_path / "empty")
@@ -295,33 +276,7 @@ def test_invalid_columns(tmp_path, columns, options, named):
         list(ParquetSource(tmp_path, with_lengths="n" in columns, **options))
 
 
-def test_files_of_different_kinds(tmp_path):
-    parquet(tmp_path, "a.parquet", {"a": ["x"]})
-    parquet(tmp_path, "b.parquet", {"a": [[1]]})
-    with pytest.raises(ChunkError, match=r"b\.parquet"):
-        ParquetSource(tmp_path)
-    with pytest.warns(UserWarning, match=r"skipped: .*b\.parquet"):
-        assert list(ParquetSource(tmp_path, on_error="skip")) == ["x"]
-
-
-def test_invalid_paths(tmp_path):
-    for paths in (["a.txt"], "missing", [], tmp_path):
-        with pytest.raises(ValueError, match="paths"):
-            ParquetSource(paths)
-    with pytest.raises(ChunkError, match="the footer: No such file"):
-        ParquetSource("missing.parquet")
-
-
 # ---- write_chunks
-
-
-def test_write_chunks_of_text(place):
-    manifest = write_chunks(TEXTS, place, 100, format="parquet", compression="zst", length_fn=len)
-    assert [chunk.file for chunk in manifest.chunks][-1] == "chunk-000010.parquet"
-    source = ParquetSource(place, length_column="length", with_lengths=True, shuffle=False)
-    assert list(source) == [(item, len(item)) for item in TEXTS]
-    with pytest.raises(ValueError, match="ParquetSource"):
-        ChunkSource(place)
 
 
 def test_write_chunks_of_tokens(tmp_path):

@@ -97,15 +97,6 @@ def test_characters_are_not_cut_for_tokens(make, text):
             use()
 
 
-def test_a_dataset_accepts_pieces_and_indices():
-    dataset = PieceDataset([[1, 2, 3], [4, 5]])
-    assert len(dataset) == 2
-    assert dataset[0] == [1, 2, 3]
-    assert dataset[Piece(0, 1, 2)] == [2, 3]
-    assert dataset.__getitems__([Piece(1, 0, 1), 0]) == [[4], [1, 2, 3]]
-    assert dataset.__getitems__([]) == []
-
-
 @pytest.mark.parametrize("wrapped", [PieceDataset, lambda many: Prepare(list, dataset=many)])
 def test_a_batch_is_fetched_at_once_if_the_dataset_can(wrapped):
     class Many:
@@ -124,6 +115,16 @@ def test_a_batch_is_fetched_at_once_if_the_dataset_can(wrapped):
     assert many.asked == ([4, 2],)
 
 
+def test_a_dataset_accepts_pieces_and_indices():
+    dataset = PieceDataset([[1, 2, 3], [4, 5]])
+    assert (len(dataset), dataset[0], dataset[Piece(0, 1, 2)]) == (2, [1, 2, 3], [2, 3])
+    assert dataset.__getitems__([Piece(1, 0, 1), 0]) == [[4], [1, 2, 3]]
+    assert dataset.__getitems__([]) == []
+    piece = Piece(3, 1, 2)
+    assert {piece, pickle.loads(pickle.dumps(piece))} == {Piece(3, 1, 2, item_end=3)}
+    assert Piece(2, 5, 5) < piece < Piece(3, 2, 0)
+
+
 def test_prepare():
     prepare = Prepare(PaddedCollator(), transform=lambda text: [ord(letter) for letter in text])
     assert prepare(["ab", Piece("xyz", 1, 1)])["input_ids"].tolist() == [[97, 98], [121, 0]]
@@ -131,11 +132,3 @@ def test_prepare():
     assert prepare([Piece(0, 2, 1), 1])["input_ids"].tolist() == [[3, 4]]
     assert prepare([])["input_ids"].tolist() == [[0]]
     assert Prepare(list, cut=lambda item, start, length: (item, start, length))([Piece("a", 1, 2)]) == [("a", 1, 2)]
-
-
-def test_what_remains_of_a_tuple():
-    piece = Piece(3, 1, 2)
-    assert piece == Piece(3, 1, 2, item_end=3)
-    assert len({piece, Piece(3, 1, 2, item_end=3)}) == 1
-    assert Piece(2, 5, 5) < piece < Piece(3, 2, 0)
-    assert pickle.loads(pickle.dumps(Piece(3, 1, 2, 3))).item_end == 3

@@ -1,7 +1,5 @@
 """Plans of one window."""
 
-from itertools import combinations, pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -69,29 +67,6 @@ def test_every_item_once_and_within_the_budget(lengths, room, multiple, batch_si
         assert [rounded(n, multiple) for n in longest] == sorted((rounded(n, multiple) for n in longest), reverse=True)
 
 
-@examples(40)
-@given(lengths=lengths_lists, room=st.integers(1, 200), multiple=st.integers(1, 9))
-def test_as_many_batches_as_the_greedy_rule_and_no_more_padding(lengths, room, multiple):
-    max_tokens = room + rounded(max(lengths, default=1), multiple)
-    plan = BatchPlanner(max_tokens, multiple_of=multiple).plan(lengths)
-    greedy = greedy_batches(lengths, max_tokens, multiple)
-    assert len(plan) == len(greedy)
-    assert plan.padded_tokens.sum() <= sum(len(rows) * rows[0] for rows in greedy)
-
-
-@examples(40)
-@given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9), room=st.integers(0, 20))
-def test_the_least_padding_of_all_partitions(lengths, room):
-    rows = sorted(lengths, reverse=True)
-    max_tokens = rows[0] + room
-    costs = []
-    for inner in combinations(range(1, len(rows)), len(greedy_batches(lengths, max_tokens, 1)) - 1):
-        tokens = [(end - begin) * rows[begin] for begin, end in pairwise([0, *inner, len(rows)])]
-        if max(tokens) <= max_tokens:
-            costs.append(sum(tokens))
-    assert BatchPlanner(max_tokens).plan(lengths).padded_tokens.sum() == min(costs)
-
-
 def least_tokens(widths, max_tokens, batches, max_rows):
     """Padded tokens of the best partition into this number of batches. Every boundary is tried."""
     infinite = np.int64(2**60)
@@ -104,6 +79,19 @@ def least_tokens(widths, max_tokens, batches, max_rows):
             longer[ends] = np.minimum(longer[ends], best[begin] + rows * widths[begin])
         best = longer
     return int(best[-1])
+
+
+@examples(60)
+@given(lengths=lengths_lists, room=st.integers(1, 200), multiple=st.integers(1, 9))
+def test_as_many_batches_as_the_greedy_rule_and_less_padding(lengths, room, multiple):
+    max_tokens = room + rounded(max(lengths, default=1), multiple)
+    plan = BatchPlanner(max_tokens, multiple_of=multiple).plan(lengths)
+    greedy = greedy_batches(lengths, max_tokens, multiple)
+    assert len(plan) == len(greedy)
+    assert plan.padded_tokens.sum() <= sum(len(rows) * rows[0] for rows in greedy)
+    if len(plan) <= 16:
+        widths = np.array(sorted((rounded(length, multiple) for length in lengths), reverse=True), np.int64)
+        assert plan.padded_tokens.sum() == least_tokens(widths, max_tokens, len(plan), len(lengths))
 
 
 @pytest.mark.parametrize("multiple", [1, 8])
@@ -195,11 +183,8 @@ def test_seeds_shuffle_batches_and_nothing_else():
     assert sorted(pieces_of(plan)) == sorted(pieces_of(shuffled))
     assert pieces_of(shuffled) == pieces_of(BatchPlanner(64).plan(lengths, seeds=(3, 0)))
     assert pieces_of(shuffled) != pieces_of(BatchPlanner(64).plan(lengths, seeds=(3, 1)))
-
-
-def test_a_seed_always_gives_the_same_batches():
     plan = BatchPlanner(8).plan([8, 7, 6, 5, 4, 3], seeds=(1, 2))
-    assert [batch[0][0] for batch in pieces_of(plan)] == [3, 2, 1, 4, 0]
+    assert [batch[0][0] for batch in pieces_of(plan)] == [3, 2, 1, 4, 0]  # on every machine
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import itertools
 import multiprocessing
 import pickle
 import sys
-import threading
 import time
 import uuid
 import zipfile
@@ -48,19 +47,30 @@ def place(request, tmp_path):
 # ---- paths
 
 
-def test_the_methods_of_a_folder(place):
+def test_a_folder_and_its_files(place):
     assert not place.is_dir()
     place.mkdir(parents=True, exist_ok=True)
     assert visible_files(place) == []
-    for name in ("b.txt", "a/c.txt", ".hidden", "a/.d/e.txt", "f.txt.0.partial"):
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, b"content")
-    assert visible_files(place) == [place / "a/c.txt", place / "b.txt"]
-    path = place / "b.txt"
+    path, content = place / "b.txt", bytes(range(256)) * 100
+    for each in (path, *(place / name for name in ("a/c.txt", ".hidden", "a/.d/e.txt", "f.txt.0.partial"))):
+        each.parent.mkdir(parents=True, exist_ok=True)
+        write_file(each, content)
+    assert visible_files(place) == [place / "a/c.txt", path]
     assert (place.is_dir(), path.is_dir(), path.exists(), path.parent) == (True, False, True, place)
+    assert file_size(path) == len(content)
+    assert path.read_bytes() == local_file(path).read_bytes() == content
+    with open_file(path) as file:
+        file.seek(-10, 2)
+        assert file.read() == content[-10:]
+    cached = check_location("path", f"filecache::{path}") if isinstance(place, RemotePath) else path
+    for each, (begin, end) in itertools.product((path, cached), ((2, 5), (0, 25_600), (25_000, 30_000))):
+        assert read_range(each, begin, end) == content[begin:end]
+    write_file(path, b"new")
+    assert path.read_bytes() == local_file(path).read_bytes() == b"new"
     remove(path)
     assert not path.exists()
+    with pytest.raises(FileNotFoundError):
+        path.read_bytes()
 
 
 @pytest.mark.parametrize("root", ["memory://", "memory:///"])
@@ -76,54 +86,7 @@ def test_files_at_the_root_of_a_store(monkeypatch, tmp_path, root):
     assert not list(tmp_path.iterdir())  # a path such as memory:/name would be that of a local file
 
 
-def test_the_content_of_a_file(place):
-    place.mkdir(parents=True, exist_ok=True)
-    path, content = place / "file.bin", bytes(range(256)) * 100
-    write_file(path, content)
-    assert file_size(path) == len(content)
-    assert path.read_bytes() == local_file(path).read_bytes() == content
-    with open_file(path) as file:
-        file.seek(-10, 2)
-        assert file.read() == content[-10:]
-    cached = check_location("path", f"filecache::{path}") if isinstance(place, RemotePath) else path
-    for each, (begin, end) in itertools.product((path, cached), ((2, 5), (0, 25_600), (25_000, 30_000))):
-        assert read_range(each, begin, end) == content[begin:end]
-    write_file(path, b"new")
-    assert path.read_bytes() == local_file(path).read_bytes() == b"new"
-    with pytest.raises(FileNotFoundError):
-        path.with_name("other").read_bytes()
-
-
-def test_a_path_in_another_process(s3):
-    path = check_location("path", "s3://bucket/shared")
-    write_file(path, b"content")
-    here = local_file(path)
-    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"content"
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(_read, (path,)) == (b"content", here)
-
-
-def _read(path):
-    return path.read_bytes(), local_file(path)
-
-
-@pytest.mark.parametrize("value", ["nothing://a/b", 5, b"s3://a/b"])
-def test_invalid_locations(value):
-    with pytest.raises((TypeError, ValueError), match="paths"):
-        check_location("paths", value)
-
-
-def test_a_missing_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ImportError, match="gcsfs"):
-        check_location("paths", "gs://a/b").exists()
-    monkeypatch.setitem(sys.modules, "upath", None)
-    with pytest.raises(ImportError, match="universal_pathlib"):
-        check_location("paths", "s3://a/b")
-    assert check_location("paths", "a/b") == Path("a/b")
-
-
-def test_which_paths_are_local(tmp_path):
+def test_which_paths_are_local(monkeypatch, tmp_path):
     import upath
 
     for value in ("/a/b", "file:///a/b", "local:///a/b", Path("/a/b")):
@@ -133,9 +96,33 @@ def test_which_paths_are_local(tmp_path):
     assert check_location("path", upath.UPath(tmp_path)) == check_location("path", f"file://{tmp_path}") == tmp_path
     path = check_location("path", "sftp://host/folder/file")
     assert [str(each) for each in (path, path.parent)] == ["sftp://host/folder/file", "sftp://host/folder"]
+    for value in ("nothing://a/b", 5, b"s3://a/b"):
+        with pytest.raises((TypeError, ValueError), match="paths"):
+            check_location("paths", value)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match="gcsfs"):
+        check_location("paths", "gs://a/b").exists()
+    monkeypatch.setitem(sys.modules, "upath", None)
+    with pytest.raises(ImportError, match="universal_pathlib"):
+        check_location("paths", "s3://a/b")
+    assert check_location("paths", "a/b") == Path("a/b")
 
 
 # ---- local copies
+
+
+def read(path):
+    return path.read_bytes(), local_file(path)
+
+
+def test_a_file_of_another_process_is_seen(s3):
+    import s3fs
+
+    place = check_location("folder", "s3://bucket/listed")
+    write_file(place / "a", b"a")
+    assert visible_files(place) == [place / "a"]
+    s3fs.S3FileSystem(skip_instance_cache=True).pipe_file("bucket/listed/a", b"longer")
+    assert file_size(place / "a") == len(b"longer")
 
 
 def test_a_copy_is_downloaded_once_and_kept(s3):
@@ -143,7 +130,9 @@ def test_a_copy_is_downloaded_once_and_kept(s3):
     write_file(path, b"old")
     old = local_file(path)
     requests = len(s3.requests)
-    assert path.read_bytes() == b"old"
+    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"old"
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(read, (path,)) == (b"old", old)
     assert ("GET", "/bucket/copied") not in s3.requests[requests:]
     write_file(path, b"new")
     assert (path.read_bytes(), old.read_bytes()) == (b"new", b"old")
@@ -178,24 +167,34 @@ def test_a_file_in_a_zip_file_at_a_url(tmp_path, prefix):
 
 
 @pytest.mark.parametrize("kind", ["500", "cut"])
-def test_faults_that_pass(s3, kind):
+def test_faults_of_answers(s3, kind, monkeypatch):
+    """Those that pass are not seen, and those that stay leave no copy."""
     path, content = check_location("path", f"s3://bucket/fault-{kind}"), bytes(range(256)) * 400
     write_file(path, content)
     for use in (path.read_bytes, lambda: local_file(path).read_bytes(), lambda: open_file(path).read()):
         with s3.fail(kind, path.name):
             assert use() == content
             assert s3.faults_left == 0
-
-
-@pytest.mark.parametrize("kind", ["500", "cut"])
-def test_faults_that_stay(s3, kind, monkeypatch):
-    path = check_location("path", "s3://bucket/broken")
-    write_file(path, b"content" * 100)
+    write_file(path, content[:-1])
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
     for use in (path.read_bytes, lambda: local_file(path)):
-        with s3.fail(kind, "broken", times=1000), pytest.raises(OSError, match="2 attempts failed, the last with"):
+        with s3.fail(kind, path.name, times=1000), pytest.raises(OSError, match="2 attempts failed, the last with"):
             use()
-    assert local_file(path).read_bytes() == b"content" * 100
+    assert local_file(path).read_bytes() == content[:-1]
+
+
+def test_faults_of_writes(s3, monkeypatch):
+    path = check_location("path", "s3://bucket/written")
+    write_file(path, b"old")
+    with s3.fail("500", "written", method="PUT"):
+        write_file(path, b"new")
+    with s3.fail("500", "written", method="PUT", times=1000), pytest.raises(OSError, match="2 attempts failed"):
+        write_file(path, b"newer")
+    assert path.read_bytes() == b"new"
+    place = check_location("folder", "s3://another-bucket/a/b")
+    place.mkdir(parents=True, exist_ok=True)  # creates no bucket
+    with pytest.raises(FileNotFoundError, match="s3://another-bucket/a/b/file"):
+        write_file(place / "file", b"content")
 
 
 def test_a_store_that_cannot_be_reached_is_not_an_empty_folder(s3, monkeypatch):
@@ -213,17 +212,6 @@ def test_a_store_that_cannot_be_reached_is_not_an_empty_folder(s3, monkeypatch):
             use()
 
 
-def test_a_failed_write_leaves_the_old_file(s3):
-    path = check_location("path", "s3://bucket/written")
-    write_file(path, b"old")
-    with s3.fail("500", "written", method="PUT", times=1000), pytest.raises(OSError, match="2 attempts failed"):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"old"
-    with s3.fail("500", "written", method="PUT"):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"new"
-
-
 def test_stores_that_are_not_atomic_rename(monkeypatch):
     monkeypatch.setattr(remote, "_OBJECT_STORES", set())
     place = check_location("folder", f"memory://bucket/{uuid.uuid4().hex}")
@@ -235,30 +223,7 @@ def test_stores_that_are_not_atomic_rename(monkeypatch):
     assert [(path.name, path.read_bytes()) for path in visible_files(place)] == [("file", b"content")]
 
 
-def test_a_bucket_is_not_created(s3):
-    place = check_location("folder", "s3://another-bucket/a/b")
-    place.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(FileNotFoundError, match="s3://another-bucket/a/b/file"):
-        write_file(place / "file", b"content")
-
-
 # ---- sources and writers
-
-
-@pytest.fixture(scope="module")
-def url(s3):
-    """The items of `folder` on the S3 server."""
-    url = "s3://bucket/chunks"
-    write_chunks(TEXTS, url, 100, length_fn=len)
-    return url
-
-
-def test_a_state_of_a_local_folder_is_one_of_its_copy(folder, url):
-    local, copy = (ChunkSource(place, buffer_chunks=2) for place in (folder, url))
-    iterator = iter(local)
-    list(itertools.islice(iterator, 350))
-    copy.load_state_dict(through_json(local.state_dict()))
-    assert list(copy) == list(iterator)
 
 
 def test_names_with_special_characters(s3):
@@ -272,16 +237,6 @@ def test_names_with_special_characters(s3):
     write_file(path, bytes([5, 0, 7, 0, 6, 0, 7, 0]))
     assert TokenSource(path, end_token=7).lengths().tolist() == [2, 2]
     assert path in visible_files(url)
-
-
-def test_faults_that_stay_name_the_file(s3, url, monkeypatch):
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    source = ChunkSource(url, shuffle=False)
-    iterator = iter(source)
-    before = list(itertools.islice(iterator, 350))
-    with s3.fail("500", "chunk-000004", times=100), pytest.raises(ChunkError, match=f"{url}/chunk-000004"):
-        before += iterator
-    assert before + list(source) == TEXTS
 
 
 def test_damaged_and_missing_files_are_named():
@@ -304,7 +259,9 @@ def test_damaged_and_missing_files_are_named():
             ChunkSource(place)
 
 
-def test_writing_goes_on_where_it_stopped(s3):
+def test_writing_and_reading_go_on(s3, folder, monkeypatch):
+    """After an interruption, a fault, and in a copy of a local folder."""
+
     def broken():
         yield from TEXTS[:350]
         raise KeyboardInterrupt
@@ -316,11 +273,16 @@ def test_writing_goes_on_where_it_stopped(s3):
         ChunkSource(url)
     written = len(s3.requests)
     with s3.fail("500", "chunk-000005", method="PUT"):
-        manifest = write_chunks(TEXTS[:620], url, 100, length_fn=len)
+        assert write_chunks(TEXTS, url, 100, length_fn=len).items == len(TEXTS)
     put = [path for method, path in s3.requests[written:] if method == "PUT"]
     assert "/bucket/interrupted/chunk-000002.txt.gz" not in put
-    assert list(ChunkSource(url, shuffle=False)) == TEXTS[:620]
-    assert manifest.items == 620
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    local, copy = (ChunkSource(place, shuffle=False) for place in (folder, url))
+    head = list(itertools.islice(local, 350))
+    copy.load_state_dict(through_json(local.state_dict()))
+    with s3.fail("500", "chunk-000006", times=100), pytest.raises(ChunkError, match=f"{url}/chunk-000006"):
+        head += copy
+    assert head + list(copy) == TEXTS
 
 
 # ---- reading ahead
@@ -333,18 +295,3 @@ def test_read_ahead_is_bounded_and_in_order():
     time.sleep(0.05)
     assert len(begun) <= 4
     assert list(results) == list(range(1, 20))
-
-
-def test_read_ahead_stops_when_it_is_closed():
-    def read(number):
-        started.append(number)
-        hold.wait(5)
-
-    started, hold = [], threading.Event()
-    results = read_ahead(read, itertools.count(), 2)
-    threading.Timer(0.05, hold.set).start()
-    next(results)
-    results.close()
-    count = len(started)
-    time.sleep(0.05)
-    assert len(started) == count

@@ -47,14 +47,8 @@ def test_a_dtype_that_is_right(vocabulary):
             assert fitting_dtype([document.astype(np.uint8) for document in made]) == np.uint8
     for tokens in (random.randint(0, vocabulary, 5000), random.zipf(1.2, 5000) % vocabulary, np.zeros(5000)):
         assert fitting_dtype([tokens.astype(np.uint16)]) == np.uint16
-
-
-def test_a_token_and_an_end_in_each_document():
-    """They were taken for one token of int32."""
+    # A token and an end in each document, and few tokens with a large one in each document.
     assert fitting_dtype([np.array([number % 50_257, 2], np.uint16) for number in range(10_000)]) == np.uint16
-
-
-def test_few_tokens_with_a_large_one_in_each_document():
     tokens = np.random.default_rng(0).integers(10, 190, (50, 1024)).astype(np.uint16)
     tokens[:, 0] = 50_256
     assert fitting_dtype([tokens.ravel()]) == np.uint16

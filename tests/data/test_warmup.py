@@ -29,18 +29,17 @@ def lengths_of(batch, lengths=LENGTHS):
 class TestBucket:
     @pytest.mark.parametrize("window", [None, 300])
     def test_no_batch_is_longer_than_the_schedule_says(self, window):
-        scheduler = schedule()
-        for step, batch in enumerate(islice(sampler(window=window), 40)):
-            assert max(lengths_of(batch)) <= scheduler.seq_length_at(step)
-
-    @pytest.mark.parametrize("window", [None, 300])
-    def test_longer_items_are_served_right_after_a_milestone(self, window):
         """A milestone takes effect in its step: from then on, items are served that were too long before."""
-        batches = list(islice(sampler(window=window), 34))
-        for milestone in schedule().milestones()[1:]:
-            before = max(length for batch in batches[: milestone.progress] for length in lengths_of(batch))
-            then = batches[milestone.progress : milestone.progress + 4]
-            assert before <= milestone.seq_length - 8 < max(length for batch in then for length in lengths_of(batch))
+        scheduler, batches = schedule(), list(islice(sampler(window=window), 40))
+        longest = [max(lengths_of(batch)) for batch in batches]
+        for step, length in enumerate(longest):
+            assert length <= scheduler.seq_length_at(step)
+        for milestone in scheduler.milestones()[1:]:
+            step = milestone.progress
+            assert max(longest[:step]) <= milestone.seq_length - 8 < max(longest[step : step + 4])
+        assert min(len(batch) * length for batch, length in zip(batches[:4], longest, strict=False)) > 0.8 * 256
+        rows = LengthBatchSampler(LENGTHS, BatchPlanner(batch_size=8, max_length=scheduler), window=window)
+        assert {len(batch) for batch in islice(rows, 30)} == {8}
 
     def test_an_epoch_without_short_items_left_goes_on_with_longer_ones(self):
         """The schedule stays at 8 for the whole epoch, so items are served in the order of the schedule's lengths."""
@@ -51,23 +50,6 @@ class TestBucket:
         assert longest == sorted(longest)
         assert set(longest) == set(range(8, 65, 8))
         assert max(lengths_of(next(iter(epochs)))) <= 8  # the next epoch follows the schedule again
-
-    def test_tokens_in_a_step_stay_the_same_and_rows_do_not(self):
-        batches = list(islice(sampler(window=None), 30))
-        tokens = [len(batch) * max(lengths_of(batch)) for batch in batches]
-        assert min(tokens[:4]) > 0.8 * 256
-        assert len(batches[0]) > 4 * len(batches[29])
-
-    def test_rows_in_a_step_stay_the_same(self):
-        batches = LengthBatchSampler(LENGTHS, BatchPlanner(batch_size=8, max_length=schedule()))
-        assert {len(batch) for batch in islice(batches, 30)} == {8}
-
-    def test_ranks_follow_one_schedule(self):
-        by_rank = [islice(sampler(window=300, rank=rank, world_size=2), 30) for rank in range(2)]
-        for step, both in enumerate(zip(*by_rank, strict=True)):
-            assert not set(both[0]) & set(both[1])
-            for batch in both:
-                assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
 
     def test_a_length_that_falls(self):
         """With a custom pacing the length may fall. Items that were short enough before are then served later."""
@@ -87,22 +69,19 @@ class TestBucket:
         assert sorted(length for batch in batches for length in lengths_of(batch)) == [1, 2, 3, 22, 64, 64]
 
 
-class TestCut:
-    @pytest.mark.parametrize("window", [None, 300])
-    @pytest.mark.parametrize("too_long", ["reject", "split"])
-    def test_no_batch_is_longer_than_the_schedule_says(self, window, too_long):
-        batches = list(islice(sampler(window=window, warmup="cut", too_long=too_long), 40))
-        for step, batch in enumerate(batches):
-            assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
-        assert max(length for batch in batches[:4] for length in lengths_of(batch)) == 8
-
-    def test_cut_items_lose_their_ends(self):
-        entries = [entry for batch in sampler(warmup="cut", window=300) for entry in batch]
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("too_long", ["reject", "split"])
+def test_a_schedule_that_cuts(window, too_long):
+    """No batch is longer than it says, and items lose their ends while it is not over."""
+    batches = list(sampler(window=window, warmup="cut", too_long=too_long))
+    lengths = [max(lengths_of(batch)) for batch in batches]
+    assert all(length <= schedule().seq_length_at(step) for step, length in enumerate(lengths))
+    assert max(lengths[:4]) == 8
+    if too_long == "reject":
+        entries = [entry for batch in batches for entry in batch]
         assert sorted(entry.item for entry in entries) == list(range(6000))
         assert all(entry.start == 0 for entry in entries)
-
-    def test_a_schedule_that_is_over_cuts_nothing(self):
-        entries = [entry for batch in sampler(warmup="cut", scheduler=schedule(0)) for entry in batch]
+        entries = [entry for batch in sampler(window=window, warmup="cut", scheduler=schedule(0)) for entry in batch]
         assert [entry.length for entry in sorted(entries)] == LENGTHS.tolist()
 
 
@@ -147,9 +126,11 @@ def test_the_scheduler_is_not_changed():
 
 
 def test_a_stream_and_a_data_set_have_the_same_batches():
-    """If their items have the same order. A stream must read items again that are served later."""
+    """If their items have the same order. A stream reads items again that are served later, and keeps none of them."""
     items = list(enumerate(LENGTHS.tolist()))
     planner = BatchPlanner(256, max_length=schedule())
-    stream = LengthBatchStream(ListSource(items), planner, length=lambda item: item[1], window=300, shuffle=False)
+    source = ListSource(items)
+    stream = LengthBatchStream(source, planner, length=lambda item: item[1], window=300, shuffle=False)
     plain = LengthBatchSampler(LENGTHS, planner, window=300, shuffle=False)
     assert [[number for number, _ in batch] for batch in stream] == list(plain)
+    assert source.reads > len(items)

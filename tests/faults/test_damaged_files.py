@@ -169,10 +169,6 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def of_another_version(path):
-    path.write_text(json.dumps({**json.loads(path.read_text()), "of another version": 1}))
-
-
 @pytest.fixture(scope="module")
 def run_of_gpt2(tmp_path_factory):
     pytest.importorskip("tokenizers")
@@ -195,23 +191,15 @@ def test_text_files_of_train_gpt2(tmp_path, name, content):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("checkpoint.pt", cut),
-        ("checkpoint.pt", without_weights),
-        ("config.json", of_another_version),
-        ("records.jsonl", cut),
-    ],
-)
-def test_train_gpt2(tmp_path, run_of_gpt2, name, damage):
+@pytest.mark.parametrize("damage", [cut, without_weights])
+def test_a_checkpoint_of_train_gpt2(tmp_path, run_of_gpt2, damage):
     from .trainings import train_gpt2
 
     folder = tmp_path / "run"
     shutil.copytree(run_of_gpt2, folder)
-    damage(folder / name)
+    damage(folder / "checkpoint.pt")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=rf"{name} is damaged, or was written by another version") as refused:
+    with pytest.raises(ValueError, match=r"checkpoint.pt is damaged, or was written by") as refused:
         train_gpt2(folder)
     assert type(refused.value).__name__ == "UserError"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
