@@ -76,16 +76,6 @@ def test_masks_that_do_not_hide_by_0_are_refused(mask, options, message):
             resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, **options)
 
 
-@pytest.mark.parametrize("name", ["bias", "attn_bias", "alibi_bias", "decoder.position_bias", "mask", "causal_mask"])
-@pytest.mark.parametrize("heads", [(), (1,)])
-def test_masks_and_biases_over_pairs_of_tokens_are_cut_on_both_sides(name, heads):
-    pairs = torch.randn(2, *heads, 8, 8)
-    resized = resize_batch({"input_ids": IDS, name: pairs}, 4)[name]
-    assert torch.equal(resized, pairs[..., :4, :4])
-    with pytest.raises(ValueError, match=rf"mode='reshape' cannot resize '{name}'"):
-        resize_batch({"input_ids": IDS, name: pairs}, 4, mode="reshape")
-
-
 def test_features_of_the_size_of_a_row_are_kept():
     batch = {"inputs_embeds": torch.randn(2, 8, 8), "biased": torch.randn(2, 8, 8), "bias": torch.randn(2, 8)}
     resized = resize_batch(batch, 4)

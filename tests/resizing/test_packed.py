@@ -204,13 +204,6 @@ def test_boundaries_of_several_names_share_no_memory():
     assert resized["cu_seq_lens_k"] is resized["cu_seq_lens_q"]
 
 
-def test_the_batches_of_the_packed_collator():
-    resized = resize_batch(collated(), 2, mode="reshape", remainder="pad")
-    labels = collated()["labels"]  # a piece's first token is predicted from the token before it
-    check_same(resized, PackedCollator()([[1, 2], [3, 4], [5], [6, 7], [8], [9]]) | {"labels": labels})
-    check_same(resize_batch(collated(), 2), PackedCollator()([[1, 2], [6, 7], [9]]))
-
-
 def test_tensors_that_keys_does_not_name_pass_through():
     images, row_weight = torch.zeros(4, 3, 8, 8), torch.tensor([7])
     resized = resize_batch(collated() | {"pixel_values": images}, 2, keys=["input_ids", "labels"])
@@ -239,6 +232,8 @@ NOT_PACKED = [
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(6)},
     PADDED | {"position_ids": torch.tensor([[1, 1, 0, 1, 2, 3], [2, 3, 4, 5, 6, 1]])},  # of generation, of RoBERTa
     PADDED | {"position_ids": torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 3, 4, 5, 0]])},
+    {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(3).repeat(2, 2)},  # of several sequences
+    {"input_ids": torch.arange(12).view(2, 6), "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)},
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": None, "cu_seq_lens_q": None},
     {"input_ids": torch.arange(36).view(6, 6), "position_ids": torch.arange(6)},
     {"input_ids": torch.arange(12).view(2, 6), "document_ids": torch.tensor([3, 5])},  # an entry for each row
@@ -253,14 +248,6 @@ NOT_PACKED = [
 @pytest.mark.parametrize("batch", NOT_PACKED)
 def test_other_batches_are_rows(batch):
     assert resize_batch(batch, 4)["input_ids"].shape == (len(batch["input_ids"]), 4)
-
-
-def test_packed_batches_are_known_among_batches_of_the_same_shapes():
-    """Calls of one kind are checked once, but position ids tell a packed batch by their values."""
-    rows, packed_row = row(range(6)), row([0, 1, 2, 0, 1, 2])
-    for positions, kept in [(rows, [0, 1]), (rows, [0, 1]), (packed_row, [0, 1, 3, 4]), (rows, [0, 1])]:
-        resized = resize_batch({"input_ids": row(range(6)), "position_ids": positions}, 2)
-        assert resized["input_ids"].tolist() == [kept]
 
 
 @pytest.mark.parametrize("flat", [{"input_ids": torch.arange(8)}, {"inputs_embeds": torch.arange(32.0).view(8, 4)}])
@@ -311,25 +298,9 @@ def test_a_decoder_of_other_length():
         resize_batch(batch, 2)
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "flatten"}, {"copy": False}])
-@pytest.mark.parametrize("name", ["position_ids", "seq_idx"])
-def test_rows_of_several_sequences_are_cut_as_rows(name, options):
-    """Megatron's reset_position_ids. The batch was refused."""
-    numbers = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 0, 1, 2, 3, 4, 5]])
-    batch = {"input_ids": torch.arange(16).view(2, 8), name: numbers}
-    resized = resize_batch(batch, 4, **options)
-    expected = resize_batch({"a": batch["input_ids"], "b": numbers}, 4, **options)
-    assert torch.equal(resized["input_ids"], expected["a"])
-    assert torch.equal(resized[name], expected["b"])
-    one = {key: value[:1] for key, value in batch.items()}
-    if name == "position_ids":
-        assert resize_batch(one, 4)["input_ids"].tolist() == [[0, 1, 2, 3, 5, 6, 7]]
-
-
 IDS, BOUNDS = row(range(9)), torch.tensor([0, 5, 9])
 REFUSED = [
     ({"cu_seqlens": torch.tensor([0.0, 9.0])}, {}, TypeError, "'cu_seqlens'.* int32 or int64"),
-    ({"cu_seqlens": [0, 9]}, {}, TypeError, "'cu_seqlens'.* int32 or int64"),
     ({"cu_seqlens": torch.tensor([[0, 5, 9]])}, {}, TypeError, "'cu_seqlens'.* of one row"),
     ({"cu_seqlens": torch.tensor([1, 5, 9])}, {}, ValueError, "must begin with 0 and not fall"),
     ({"cu_seqlens": torch.tensor([0, 6, 5, 9])}, {}, ValueError, "must begin with 0 and not fall"),
@@ -339,15 +310,11 @@ REFUSED = [
     ({"input_ids": torch.arange(18).view(2, 9)}, {}, ValueError, r"'input_ids'\] must have one row of 9 tokens"),
     ({"position_ids": torch.arange(27).view(3, 1, 9)}, {}, ValueError, r"'position_ids'\] must have one row"),
     ({"input_ids": None}, {}, ValueError, "batch must hold a tensor of the 9 packed tokens"),
-    ({"x_mask": torch.ones(1, 9, 9)}, {}, ValueError, "'x_mask'.* pairs of tokens"),
     ({"x_mask": torch.ones(1, 1, 9, 9)}, {}, ValueError, "'x_mask'.* pairs of tokens"),
     ({"x": IDS.to_sparse()}, {}, TypeError, r"batch\['x'\] must be a dense tensor"),
     ({"x": IDS.to("meta")}, {}, ValueError, "must be on one device"),
     ({}, {"keep_last_token": True}, ValueError, "keep_last_token"),
     ({}, {"out": {}}, ValueError, "out must be None"),
-    ({}, {"backend": "fast"}, ValueError, "backend"),
-    ({}, {"seq_dim": 2}, ValueError, "seq_dim"),
-    ({}, {"mode": "fold"}, ValueError, "mode"),
     ({}, {"keys": ["nothing"]}, ValueError, "keys names 'nothing'"),
     ({}, {"mode": "reshape", "remainder": "overlap", "pad_values": {"labels": 0.5}}, ValueError, "'labels'"),
 ]
@@ -367,11 +334,5 @@ def test_a_compiled_graph_refuses_positions_that_start_anew():
     for batch in (restarting, restarting | {"attention_mask": torch.ones(1, 6)}):
         with pytest.raises(RuntimeError, match="hold packed sequences: resize them outside of the graph"):
             compiled(batch)
-    for hidden in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):  # whose positions count nothing
-        assert compiled(restarting | {"attention_mask": row(hidden).float()})["input_ids"].shape == (1, 4)
-
-
-def test_dotted_names_of_a_flat_batch():
-    batch = {"a.input_ids": torch.arange(16)[None], "a.position_ids": torch.arange(4).repeat(4)[None]}
-    for _ in range(2):  # a known call, too
-        assert resize_batch(batch, 2)["a.input_ids"].tolist() == [[0, 1, 4, 5, 8, 9, 12, 13]]
+    hidden = row([1, 1, 1, 0, 0, 0]).float()  # whose positions count nothing
+    assert compiled(restarting | {"attention_mask": hidden})["input_ids"].shape == (1, 4)

@@ -29,7 +29,7 @@ CUT = {
     "decoder": ("decoder_position_ids", POSITIONS[None], POSITIONS[None, :L]),
     "(1, 1, S, S)": ("attention_mask", PAIRS[:1, :1], PAIRS[:1, :1, :L, :L]),
     "(B, 1, S, S)": ("attention_mask", PAIRS[:, :1], PAIRS[:, :1, :L, :L]),
-    "(B, 3, S, S)": ("attn_bias", PAIRS, PAIRS[..., :L, :L]),
+    "(B, 3, S, S)": ("decoder.bias", PAIRS, PAIRS[..., :L, :L]),
     "(1, S, S)": ("mask", PAIRS[0, :1], PAIRS[0, :1, :L, :L]),
     "(S, S)": ("causal_mask", PAIRS[0, 0], PAIRS[0, 0, :L, :L]),
     "(1, S) mask": ("attention_mask", torch.ones(1, S), torch.ones(1, L)),

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 from seqwarm_kernels.schedule.attachment import paused_attachments
 
-from ..support.ranks import mean_of_two_ranks
 from ..support.schedules import IDS, WORDS, Model, compiled_in_place, scheduler, tokens
 
 
@@ -192,24 +191,14 @@ def test_tokens_of_batches_in_buffers():
     assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
 
 
-@pytest.mark.parametrize(("first", "in_place"), [("attach", True), ("compile", False)])
-def test_compiled_models(first, in_place):
-    plain, schedule = Model(), scheduler()
-    expected = copy.deepcopy(plain)
-    model = plain
-    fullgraph = first == "compile"
-
-    def compiled(module):
-        if not in_place:
-            return torch.compile(module, backend="eager", fullgraph=fullgraph)
-        module.compile(backend="eager", fullgraph=fullgraph)
-        return module
-
-    if first == "compile":
-        model = compiled(model)
+@pytest.mark.parametrize("is_compiled_first", [False, True])
+def test_compiled_models(is_compiled_first):
+    model, schedule = Model(), scheduler()
+    expected = copy.deepcopy(model)
+    model = torch.compile(model, backend="eager", fullgraph=True) if is_compiled_first else model
     attachment = schedule.attach(model)
-    if first == "attach":
-        model = compiled(model)
+    if not is_compiled_first:
+        compiled_in_place(model)
     for length in (4, 8, 12, 16):
         batch = tokens()
         torch.testing.assert_close(model(batch), expected(batch[:, :length]))
@@ -222,25 +211,11 @@ def test_compiled_models(first, in_place):
     assert model(tokens()).shape[1] == 16
 
 
-def train_rank(rank, wrapping, world_size=2):
-    torch.manual_seed(0)
-    model, schedule = Model(), scheduler()
-    if wrapping == "attach, ddp":
-        schedule.attach(model)
-    if wrapping == "fsdp":
-        trained = fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (world_size,)))
-    else:
-        trained = DistributedDataParallel(model)
-    if wrapping != "attach, ddp":
-        schedule.attach(trained)
-    return train(trained, schedule, lambda batch: batch.chunk(world_size)[rank])
-
-
-def train(model, schedule, share):
+def train(model, schedule, lengths_of=lambda batch: batch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for _ in range(4):
-        batch = share(torch.randint(WORDS, (4, 16)))
+        batch = lengths_of(torch.randint(WORDS, (4, 16)))
         loss = model(input_ids=batch, labels=batch)
         loss.backward()
         optimizer.step()
@@ -250,25 +225,27 @@ def train(model, schedule, share):
     return torch.stack(losses)
 
 
-def train_plain():
-    torch.manual_seed(0)
-    model, schedule = Model(), scheduler()
-    return train(model, schedule, lambda batch: batch[:, : schedule.seq_length])
-
-
 @pytest.mark.parametrize("wrapping", ["attach, ddp", "ddp, attach", "fsdp"])
 def test_a_wrapped_model_trains_as_without(wrapping):
+    model, schedule = Model(), scheduler()
+    plain, its_schedule = copy.deepcopy(model), scheduler()
+    torch.manual_seed(0)
+    expected = train(plain, its_schedule, lambda batch: batch[:, : its_schedule.seq_length])
+    torch.manual_seed(0)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        torch.testing.assert_close(train_rank(0, wrapping, world_size=1), train_plain())
+        if wrapping == "attach, ddp":
+            schedule.attach(model)
+            trained = DistributedDataParallel(model)
+        else:
+            trained = fully_shard(model) if wrapping == "fsdp" else DistributedDataParallel(model)
+            schedule.attach(trained)
+        found = train(trained, schedule)
+        del trained
+        torch.testing.assert_close(found, expected)
     finally:
         gc.collect()  # a wrapped model that outlives its process group would abort the process
         torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one():
-    torch.testing.assert_close(mean_of_two_ranks(train_rank, "attach, ddp"), train_plain())
 
 
 def test_bad_input():
