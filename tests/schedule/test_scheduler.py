@@ -185,7 +185,6 @@ def test_resize_in_a_trace(options):
 
 BAD_SETTINGS = [
     ({"min_seq_length": 0}, ValueError, "min_seq_length"),
-    ({"max_seq_length": 0}, ValueError, "max_seq_length"),
     ({"min_seq_length": 9, "max_seq_length": 8}, ValueError, "max_seq_length"),
     ({"max_seq_length": 10.0}, TypeError, "max_seq_length"),
     *(({"duration": duration}, ValueError, "duration") for duration in (-1, 0.3, float("inf"), 2**53 + 1)),
@@ -206,9 +205,7 @@ def test_bad_settings(settings, error, message):
 
 BAD_PACINGS = [
     (lambda: root(0), ValueError, "degree"),
-    (lambda: root("2"), TypeError, "degree"),
     (lambda: exponential(1), ValueError, "ratio"),
-    (lambda: exponential("2"), TypeError, "ratio"),
     (lambda: doubling(0), ValueError, "times"),
     (lambda: cyclic("linear", 0), ValueError, "cycles"),
     (lambda: grow_p2(0, 1, 1), ValueError, "times"),
@@ -216,7 +213,6 @@ BAD_PACINGS = [
     (lambda: grow_p2(1, 1, 0), ValueError, "draws"),
     (lambda: grow_p2(1, 1, 1, seed=0.5), TypeError, "seed"),
     (lambda: cyclic("quadratic", 2), ValueError, "pacing"),
-    (lambda: cyclic(doubling, 2), ValueError, "pacing"),
     (lambda: cyclic(discrete([(8, 8)]), 2), ValueError, "pacing"),
     (lambda: discrete([(0, 8)]), ValueError, "units"),
     (lambda: discrete([(8, 8.5)]), TypeError, "length"),
