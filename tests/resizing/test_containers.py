@@ -32,6 +32,7 @@ def test_paths_name_nested_entries():
     assert after is resized["encoder"]["input_ids"]
 
 
+@pytest.mark.xdist_group("trainers")  # where transformers is imported already
 def test_batch_encoding_and_model_output_of_transformers():
     transformers = pytest.importorskip("transformers")
     encoding = transformers.BatchEncoding({"input_ids": ids(), "batch_size": 2})

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
 from tests.support.cut_tokens import cut_sequences
+from tests.support.same import assert_same
 from tests.support.tiers import examples
 
 METHODS = [
@@ -38,14 +39,6 @@ BACKENDS = [None, "reference"]
 def row(values, is_flat=False, dtype=torch.int64):
     made = torch.tensor(values, dtype=dtype)
     return made if is_flat else made[None]
-
-
-def check_same(found, expected):
-    for name, value in expected.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
-        else:
-            assert found[name] == value, name
 
 
 def bounds_of(lengths, dtype=torch.int64):
@@ -114,8 +107,8 @@ def test_each_sequence_is_cut_on_its_own(
     resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, backend=backend, **method)
 
     assert list(resized) == list(batch)
-    check_same(resized, expected)
-    check_same(batch, packed(old, *layout))
+    assert_same(resized, expected)
+    assert_same(batch, packed(old, *layout))
     valid = [[token % 3 > 0 for token, *_ in tokens] for _, tokens in new]
     assert info.valid_lengths.tolist() == [sum(piece) for piece in valid]
     assert info.position_ids.tolist() == [
@@ -149,13 +142,13 @@ def test_sequences_are_found_by_positions(lengths, seq_len, method, names, seq_d
         batch = {name: value.T for name, value in batch.items()}
     expected = resize_batch(batch | {"cu_seqlens": bounds_of(lengths)}, seq_len, seq_dim=seq_dim, **method)
     del expected["cu_seqlens"]
-    check_same(resize_batch(batch, seq_len, seq_dim=seq_dim, **method), expected)
+    assert_same(resize_batch(batch, seq_len, seq_dim=seq_dim, **method), expected)
 
 
 def test_a_batch_without_tokens_stays():
     batch = {"input_ids": torch.zeros(1, 0, dtype=torch.int64), "max_seqlen": 0}
     for bounds in ([0], [0, 0]):
-        check_same(
+        assert_same(
             resize_batch(batch | {"cu_seqlens": torch.tensor(bounds)}, 3), {**batch, "cu_seqlens": torch.tensor(bounds)}
         )
 
@@ -208,7 +201,7 @@ def test_tensors_that_keys_does_not_name_pass_through():
     images, row_weight = torch.zeros(4, 3, 8, 8), torch.tensor([7])
     resized = resize_batch(collated() | {"pixel_values": images}, 2, keys=["input_ids", "labels"])
     assert resized.pop("pixel_values") is images
-    check_same(resized, resize_batch(collated(), 2))
+    assert_same(resized, resize_batch(collated(), 2))
     assert resize_batch(collated() | {"row_weight": row_weight}, 2)["row_weight"] is row_weight
 
 
@@ -254,7 +247,7 @@ def test_other_batches_are_rows(batch):
 def test_flat_tensors_with_position_ids_are_one_sequence(flat):
     (name,) = flat
     resized = resize_batch(flat | {"position_ids": torch.arange(8)}, 2)
-    check_same(resized, {name: flat[name][:2], "position_ids": torch.arange(2)})
+    assert_same(resized, {name: flat[name][:2], "position_ids": torch.arange(2)})
 
 
 @pytest.mark.parametrize("positions", [[0] * 8, [0, 1, 2, 0, 0, 0, 1, 0]])
