@@ -69,6 +69,12 @@ BAD_CALLS = [
     ({"x": ONES, "names": ["a", "b"]}, {"mode": "flatten"}, ValueError, "mode='flatten' cannot resize 'names'"),
     ({"x": ONES, "labels": ONES.to("meta")}, {}, ValueError, "one device"),
     ({"x": ONES.to_sparse()}, {}, TypeError, r"batch\['x'\] must be a dense tensor"),
+    (
+        {"x": torch.nested.nested_tensor([torch.ones(10), torch.ones(9)])},
+        {},
+        TypeError,
+        r"batch\['x'\] must be a dense",
+    ),
     ({"x": ONES.clone().requires_grad_()}, {}, ValueError, r"batch\['x'\] requires a gradient"),
     ({"x": ONES}, {"copy": False, "out": {}}, ValueError, "out must be None with copy=False"),
 ]

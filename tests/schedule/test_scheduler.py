@@ -222,7 +222,7 @@ BAD_PACINGS = [
 
 @pytest.mark.parametrize(("make", "error", "message"), BAD_PACINGS)
 def test_bad_pacings(make, error, message):
-    with pytest.raises(error, match=f"^{message}"):
+    with pytest.raises(error, match=rf"^{message}\b"):
         make()
 
 
