@@ -10,18 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import resize_batch
-from tests.support.cut_tokens import check_info, cut_rows, taken
+from tests.support.cut_tokens import METHODS, check_info, cut_rows, taken
 from tests.support.same import assert_same
 from tests.support.tiers import examples
 
-METHODS = [
-    {"mode": "truncate"},
-    {"mode": "truncate", "keep_last_token": True},
-    {"mode": "reshape", "remainder": "drop"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
 LABELS = {"labels": -100, "targets": -100, "loss_mask": 0}  #: and the value of what is padded or repeated
 PER_ROW = ("weights", "names", "images")
 PASSING = ("class_weights", "scale", "pixel_values", "task", "nothing")

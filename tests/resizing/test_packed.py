@@ -11,17 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
+from tests.support.cut_tokens import METHODS as METHODS_OF_ROWS
 from tests.support.cut_tokens import cut_sequences
 from tests.support.same import assert_same
 from tests.support.tiers import examples
 
-METHODS = [
-    {"mode": "truncate"},
-    {"mode": "reshape"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
+METHODS = [method for method in METHODS_OF_ROWS if "keep_last_token" not in method]
 INDICES = ["seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"]
 #: Names of the boundaries, and of the longest sequence.
 SPELLINGS = [

@@ -78,13 +78,16 @@ def test_a_batch_in_one_mapping_is_resized_whole():
 
     model, batch = Whole(), {"input_ids": tokens()}
     cut = batch["input_ids"][:, :4]
-    scheduler().attach(model)
+    attachment = scheduler().attach(model)
     assert model(batch)[0].equal(cut)
     assert model(batch, 2)[0].equal(cut**2)
     assert model(batch, power=2)[0].equal(cut**2)
     assert model(batch, 1, batch["input_ids"])[1].equal(cut)  # labels beside a mapping are cut with it
     assert model(batch, labels=batch["input_ids"])[1].equal(cut)
     assert batch["input_ids"].shape == (2, 16)
+    model.forward = lambda batches: batches
+    assert model({"a": {"input_ids": tokens(1, 3)}, "b": batch})["b"]["input_ids"].equal(cut)  # two batches in one
+    assert attachment.seq_length == 4
 
 
 def test_tensors_in_a_tuple_beside_a_tensor_are_refused():
