@@ -47,6 +47,7 @@ BAD_CALLS = [
     ({"x": ONES}, {"keys": []}, ValueError, "batch must hold a tensor"),
     ({"x": torch.ones(2, 0)}, {}, ValueError, "sequence length"),
     ({"x": ONES}, {"seq_len": 0}, ValueError, "seq_len"),
+    ({"x": ONES}, {"seq_len": 4.0}, TypeError, "seq_len"),
     ({"x": ONES}, {"mode": "cut"}, ValueError, "mode"),
     ({"x": ONES}, {"mode": "reshape", "remainder": "keep"}, ValueError, "remainder"),
     ({"x": ONES}, {"remainder": "pad"}, ValueError, "remainder='pad' needs mode='reshape'"),
