@@ -79,7 +79,7 @@ def test_bias_takes_slopes_for_each_row():
     ],
 )
 def test_bad_arguments_of_bias(error, name, change):
-    with pytest.raises(error, match=name):
+    with pytest.raises(error, match=f"^{name} "):
         alibi_bias(**{"slopes": alibi_slopes(2), "query_length": 1, "key_length": 2} | change)
 
 

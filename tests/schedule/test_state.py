@@ -89,6 +89,8 @@ def test_the_state_of_a_function_has_some_of_its_lengths():
     scheduler = SequenceLengthScheduler(1, 171, duration=34, step_size=1, pacing=settled)
     scheduler.step(3)
     state = json.loads(json.dumps(scheduler.state_dict()))
+    in_cycles = SequenceLengthScheduler(duration=10, pacing=cyclic(settled, 2)).state_dict()
+    assert len(in_cycles["pacing_lengths"]) == 16
     assert state["pacing_lengths"] == [21, 41, 61, 81, 101, 121, 141, 161, *[171] * 8]
     scheduler.progress = 0
     scheduler.load_state_dict(state)
