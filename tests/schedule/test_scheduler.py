@@ -128,7 +128,7 @@ def test_progress_of_other_types(number):
         assert scheduler.seq_length_at(number) == scheduler.seq_length_at(float(number))
         with pytest.raises(ValueError, match="progress"):
             scheduler.seq_length_at(-number)
-        with pytest.raises(TypeError, match="^progress "):
+        with pytest.raises(TypeError, match=r"^progress "):
             scheduler.seq_length_at("3")
 
 
