@@ -41,7 +41,7 @@ TOLERANCES = [2**-4, 2**-24]
 @pytest.mark.parametrize("causal", first_fast([True, False], "exhaustive_in_interpreter"))
 @pytest.mark.parametrize("tolerance", first_fast(TOLERANCES, "exhaustive_in_interpreter"))
 def test_ordinary_inputs(backend, causal, tolerance):
-    tensors = inputs(lengths=(200, 200))
+    tensors = inputs(lengths=(72, 200))
     check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
     share = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=tolerance, backend=backend)
     assert share.max() < 0.8, "nothing was skipped"
@@ -61,10 +61,9 @@ def norms_of(name, tensors):
     if name == "huge":
         query *= 30
         key *= 30
-    elif name == "one far key":
-        key[:, :, 3] = 40 * query[:, :1, -1]  # aligned with the last query
-    elif name == "far key after":
-        key[:, :, -3] = 40 * query[:, :1, 10]
+    elif name == "far keys":  # one in each row and head: aligned with the last query, or with an early one
+        for row, head, place, far in ((0, 1, 3, -1), (1, 0, 3, -1), (0, 0, -3, 10)):
+            key[row, head, place] = 40 * query[row, head, far]
     elif name == "zero":
         key.zero_()
     elif name == "growing":
@@ -75,23 +74,12 @@ def norms_of(name, tensors):
 
 @pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", ["huge", "one far key", "far key after", "zero", "growing", "uneven"])
+@pytest.mark.parametrize("name", ["huge", "far keys", "zero", "growing", "uneven"])
 def test_adversarial_norms(backend, name, causal):
-    tensors = inputs()
+    tensors = inputs(heads=(2, 2), batch_size=2)
     norms_of(name, tensors)
     for tolerance in TOLERANCES:
         check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
-
-
-@pytest.mark.exhaustive_in_interpreter
-def test_a_far_key_that_matters_is_visited(backend):
-    """Its score makes up for the distance: without it the output would differ. Other heads and rows have none."""
-    query, key, value = inputs(lengths=(32, 256), heads=(2, 2), batch_size=2)
-    query[:], key[:] = 0.1, 0.0
-    key[0, 1, 0] = key[1, 0, 0] = 2000.0
-    out, _ = check_error_bounds(backend, [query, key, value], torch.tensor([2.0, 2.0]), 2**-10, query_start=224)
-    torch.testing.assert_close(out[0, 1, -1], value[0, 1, 0])
-    torch.testing.assert_close(out[1, 0, -1], value[1, 0, 0])
 
 
 @pytest.mark.exhaustive_in_interpreter
@@ -110,11 +98,11 @@ def test_queries_that_see_no_key_do_not_count(backend):
 )
 def test_the_bound_is_tight(backend, strength, after):
     """One query and one aligned key, at the largest distance at which the key weighs more than the tolerance."""
-    query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
+    query, key, value = inputs(lengths=(1, 256), heads=(1, 1))
     query.zero_()
     key.zero_()
     query[..., 0], key_at = 10.0, strength + 1  # its weight is e^-1, next to a sum of 1.6 or 2.2 of the near keys
-    position = 20 if after else 500
+    position = 20 if after else 240
     key[0, 0, position + key_at if after else position - key_at, 0] = strength / (10 * 16**-0.5)
     options = {"query_start": position, "causal": not after}
     check_error_bounds(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
@@ -151,7 +139,7 @@ def test_a_masked_diagonal(backend, causal):
 
 @pytest.mark.parametrize("bad", first_fast([float("nan"), float("inf")], "exhaustive_in_interpreter"))
 def test_a_key_that_is_not_finite_is_visited(backend, bad):
-    query, key, value = inputs(lengths=(150, 150), heads=(1, 1))
+    query, key, value = inputs(lengths=(20, 150), heads=(1, 1))
     query[0, 0, -1] = 1.0
     key[0, 0, 2, 0], key[0, 0, 2, 1] = bad, -bad  # their products sum to NaN
     slopes = torch.tensor([4.0])
@@ -172,8 +160,6 @@ def test_a_key_that_is_not_finite_is_visited(backend, bad):
         {"window": 90, "causal": False},
         {"segment_length": 130},
         {"segment_length": 170, "causal": False},
-        {"query_start": -50},
-        {"query_start": 200},
         {"query_start": 120, "causal": False},
     ],
     ids=str,
@@ -207,12 +193,12 @@ def test_packed_sequences(backend, causal):
 
 def test_backward_loads_nothing_that_forward_skipped(backend):
     """Keys that no query attended hold NaN when backward runs."""
-    query, key, value = inputs(lengths=(64, 512), heads=(1, 1))
+    query, key, value = inputs(lengths=(32, 256), heads=(1, 1))
     slopes = torch.tensor([4.0])
-    options = DenseOptions(None, None, None, 448, True, 0.25, None, None, 0.0, 2**-10)
+    options = DenseOptions(None, None, None, 224, True, 0.25, None, None, 0.0, 2**-10)
     out, lse, log2_sum, ranges = overload("alibi_attention", backend)(query, key, value, slopes, *options)
     first = int(ranges[..., ::2].min()) // 128 * 128  # tiles of backward may reach this much farther
-    assert first >= 256
+    assert first >= 128
     arguments = (torch.ones_like(out), torch.zeros_like(lse), out, lse, log2_sum, ranges, True)
     wanted = overload("alibi_attention_backward", backend)(*arguments, query, key, value, slopes, *options)
     for tensor in (key, value):

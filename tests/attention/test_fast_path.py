@@ -4,6 +4,7 @@ import importlib
 import inspect
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ BACKENDS = serving()
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 #: Triton's interpreter takes seconds, and the calls of both are made by the same code.
 not_interpreted = pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+each_kernel = pytest.mark.parametrize(
+    "backend", [backend for backend in BACKENDS if backend != "reference"] or BACKENDS
+)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def calls_of_two_kinds(draw):
         "scale": [None, 1, 0.5],
         "window": [None, 0, 2],
         "query_start": [None, 0, 2, torch.tensor(1), torch.tensor([0, 2])],
-        "key_padding_mask": [None, torch.arange(length).expand(2, -1) < 1],
+        "key_padding_mask": [None, torch.arange(length + 2).expand(2, -1) < 1],
         "return_lse": [False, True],
     }
     first = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
@@ -71,9 +75,9 @@ def calls_of_two_kinds(draw):
 
 def inputs(heads, length, token_major, offset, requires_grad):
     tensors = []
-    for index in range(3):
-        shape = (2, length, heads, 4) if token_major else (2, heads, length, 4)
-        memory = torch.randn(offset + 8 * heads * length, generator=torch.Generator().manual_seed(index))
+    for index, tokens in enumerate((length, length + 2, length + 2)):
+        shape = (2, tokens, heads, 4) if token_major else (2, heads, tokens, 4)
+        memory = torch.randn(offset + 8 * heads * tokens, generator=torch.Generator().manual_seed(index))
         tensor = memory[offset:].view(shape)
         tensors.append((tensor.transpose(1, 2) if token_major else tensor).requires_grad_(requires_grad))
     return tensors
@@ -95,7 +99,7 @@ def results(backend, heads, length, options):
     return [*outputs, *torch.autograd.grad(sum(output.nan_to_num(neginf=0).sum() for output in outputs), tensors)]
 
 
-@each_backend
+@each_kernel
 @pytest.mark.exhaustive_in_interpreter
 @examples(30)
 @given(calls=calls_of_two_kinds())
@@ -135,9 +139,6 @@ def test_a_growing_query_start_is_one_kind(backend, varlen):
         out = function(query, key, key, *options, backend=backend, query_start=start)
         torch.testing.assert_close(out, function(query, key, key, *options, backend="reference", query_start=start))
     assert len(fast_path._checked_calls) == (1 if backend == "reference" else 2)
-    for wrong in (True, 2**60 + 1, "int"):
-        with pytest.raises((TypeError, ValueError), match=r"^query_start must"):
-            function(query, key, key, *options, backend=backend, query_start=wrong)
 
 
 @not_interpreted
@@ -155,14 +156,6 @@ def test_an_input_that_changes_before_backward_is_an_error(backend, varlen, chan
         (key if changed == "key" else start).add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
-
-
-@not_interpreted
-def test_the_last_query_of_a_known_call_is_at_the_last_key(backend):
-    query, key = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 5, 8)
-    expected = alibi_attention(query, key, key, query_start=3, backend=backend)
-    for _ in range(2):
-        assert torch.equal(alibi_attention(query, key, key, backend=backend), expected)
 
 
 @each_backend
@@ -238,7 +231,7 @@ def test_autograd_of_a_known_call(backend, varlen):
 
 
 @pytest.mark.exhaustive_in_interpreter
-@each_backend
+@each_kernel
 @pytest.mark.parametrize("varlen", [False, True])
 def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
     """Of all inputs, and of each alone. No two tensors and no two numbers are the same."""
@@ -265,25 +258,21 @@ def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
         torch.testing.assert_close(gradients(backend, needed), [expected[index] for index in needed])
 
 
-@not_interpreted
-def test_compiled_autograd_of_an_eager_forward(backend):
+def test_compiled_autograd_of_an_eager_forward():
     leaves = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
 
-    def gradients():
-        loss = alibi_attention(*leaves, dropout_p=0.2, backend=backend).sum()
+    def gradients(backward):
+        torch.manual_seed(0)
+        loss = alibi_attention(*leaves, dropout_p=0.2).sum()
         for leaf in leaves:
             leaf.grad = None
-        return loss
+        with backward:
+            loss.backward()
+        return [leaf.grad for leaf in leaves]
 
-    torch.manual_seed(0)
-    gradients().backward()
-    want = [leaf.grad.clone() for leaf in leaves]
-    torch.manual_seed(0)
-    loss = gradients()
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        loss.backward()
-    for leaf, grad in zip(leaves, want, strict=True):
-        assert torch.equal(leaf.grad, grad)
+    expected = gradients(nullcontext())
+    compiled = torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager"))
+    torch.testing.assert_close(gradients(compiled), expected, rtol=0, atol=0)
 
 
 @each_backend
@@ -370,7 +359,7 @@ def test_threads():
     torch.testing.assert_close(got, [expected] * 12, rtol=0, atol=0)
 
 
-@each_backend
+@not_interpreted
 def test_batched_gradients(backend):
     leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
     rows = torch.randn(2, 1, 2, 4, 8)

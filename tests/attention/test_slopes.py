@@ -36,9 +36,7 @@ def test_slopes_are_made_on_their_device():
     assert alibi_slopes(3, device="meta").device == torch.device("meta")
 
 
-@pytest.mark.parametrize(
-    ("error", "num_heads"), [(ValueError, 0), (TypeError, 2.0), (TypeError, True), (TypeError, None)]
-)
+@pytest.mark.parametrize(("error", "num_heads"), [(ValueError, 0), (TypeError, 2.0)])
 def test_num_heads_is_an_int_of_at_least_1(error, num_heads):
     with pytest.raises(error, match="num_heads"):
         alibi_slopes(num_heads)
@@ -73,7 +71,6 @@ def test_bias_takes_slopes_for_each_row():
     [
         (TypeError, "slopes", {"slopes": torch.tensor([1])}),
         (TypeError, "slopes", {"slopes": torch.rand(2).to_sparse()}),
-        (TypeError, "slopes", {"slopes": torch.nested.nested_tensor([torch.rand(2), torch.rand(2)])}),
         (ValueError, "slopes", {"slopes": torch.tensor(0.5)}),
         (TypeError, "causal", {"causal": 1}),
         (ValueError, "query_length", {"query_length": -1}),
@@ -82,7 +79,7 @@ def test_bias_takes_slopes_for_each_row():
     ],
 )
 def test_bad_arguments_of_bias(error, name, change):
-    with pytest.raises(error, match=name):
+    with pytest.raises(error, match=f"^{name} "):
         alibi_bias(**{"slopes": alibi_slopes(2), "query_length": 1, "key_length": 2} | change)
 
 

@@ -38,14 +38,6 @@ def test_sizes_fit_the_maximum_length():
     assert {elsewhere.device, *(tensor.device for tensor in elsewhere.values())} == {torch.device("meta")}
 
 
-def test_mask_keys_say_what_is_cut_on_both_sides():
-    source = {"ids": torch.arange(40).view(4, 10), "allowed": torch.randn(4, 10, 10), "bias": torch.randn(4, 10, 10)}
-    options = {"mask_keys": ["allowed"]}
-    buffers = BatchBuffers(source, 6, **options)
-    assert buffers["allowed"].numel() == 4 * 6 * 6
-    assert torch.equal(resize_batch(source, 6, out=buffers, **options)["bias"], source["bias"][:, :6])
-
-
 def test_a_graph_keeps_what_it_reads(monkeypatch):
     """A batch in pinned memory that a captured step reads lives as long as the buffers."""
     monkeypatch.setattr("seqwarm_kernels.resizing.buffers.is_capturing", lambda device: True)
@@ -80,11 +72,13 @@ def test_pad_values_belong_to_the_call():
 
 
 def test_options_of_the_call():
-    source = {"ids": torch.arange(40).view(10, 4), "pixels": torch.rand(4, 3, 8, 8)}
-    buffers = BatchBuffers(source, 10, seq_dim=0, keys=["ids"])
-    assert list(buffers) == ["ids"]
-    cut = resize_batch(source, 3, seq_dim=0, keys=["ids"], out=buffers)
+    source = {"ids": torch.arange(40).view(10, 4), "pixels": torch.rand(4, 3, 8, 8), "allowed": torch.rand(4, 10, 10)}
+    options = {"seq_dim": 0, "keys": ["ids", "allowed"], "mask_keys": ["allowed"]}
+    buffers = BatchBuffers(source, 6, **options)
+    assert {name: tensor.numel() for name, tensor in buffers.items()} == {"ids": 24, "allowed": 4 * 6 * 6}
+    cut = resize_batch(source, 3, out=buffers, **options)
     assert torch.equal(cut["ids"], source["ids"][:3])
+    assert torch.equal(cut["allowed"], source["allowed"][:, :3, :3])
     assert cut["pixels"] is source["pixels"]
 
 

@@ -11,16 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
+from tests.support.cut_tokens import METHODS as METHODS_OF_ROWS
 from tests.support.cut_tokens import cut_sequences
+from tests.support.same import assert_same
 from tests.support.tiers import examples
 
-METHODS = [
-    {"mode": "truncate"},
-    {"mode": "reshape"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
+METHODS = [method for method in METHODS_OF_ROWS if "keep_last_token" not in method]
 INDICES = ["seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"]
 #: Names of the boundaries, and of the longest sequence.
 SPELLINGS = [
@@ -38,14 +34,6 @@ BACKENDS = [None, "reference"]
 def row(values, is_flat=False, dtype=torch.int64):
     made = torch.tensor(values, dtype=dtype)
     return made if is_flat else made[None]
-
-
-def check_same(found, expected):
-    for name, value in expected.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
-        else:
-            assert found[name] == value, name
 
 
 def bounds_of(lengths, dtype=torch.int64):
@@ -114,8 +102,8 @@ def test_each_sequence_is_cut_on_its_own(
     resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, backend=backend, **method)
 
     assert list(resized) == list(batch)
-    check_same(resized, expected)
-    check_same(batch, packed(old, *layout))
+    assert_same(resized, expected)
+    assert_same(batch, packed(old, *layout))
     valid = [[token % 3 > 0 for token, *_ in tokens] for _, tokens in new]
     assert info.valid_lengths.tolist() == [sum(piece) for piece in valid]
     assert info.position_ids.tolist() == [
@@ -149,13 +137,13 @@ def test_sequences_are_found_by_positions(lengths, seq_len, method, names, seq_d
         batch = {name: value.T for name, value in batch.items()}
     expected = resize_batch(batch | {"cu_seqlens": bounds_of(lengths)}, seq_len, seq_dim=seq_dim, **method)
     del expected["cu_seqlens"]
-    check_same(resize_batch(batch, seq_len, seq_dim=seq_dim, **method), expected)
+    assert_same(resize_batch(batch, seq_len, seq_dim=seq_dim, **method), expected)
 
 
 def test_a_batch_without_tokens_stays():
     batch = {"input_ids": torch.zeros(1, 0, dtype=torch.int64), "max_seqlen": 0}
     for bounds in ([0], [0, 0]):
-        check_same(
+        assert_same(
             resize_batch(batch | {"cu_seqlens": torch.tensor(bounds)}, 3), {**batch, "cu_seqlens": torch.tensor(bounds)}
         )
 
@@ -204,18 +192,11 @@ def test_boundaries_of_several_names_share_no_memory():
     assert resized["cu_seq_lens_k"] is resized["cu_seq_lens_q"]
 
 
-def test_the_batches_of_the_packed_collator():
-    resized = resize_batch(collated(), 2, mode="reshape", remainder="pad")
-    labels = collated()["labels"]  # a piece's first token is predicted from the token before it
-    check_same(resized, PackedCollator()([[1, 2], [3, 4], [5], [6, 7], [8], [9]]) | {"labels": labels})
-    check_same(resize_batch(collated(), 2), PackedCollator()([[1, 2], [6, 7], [9]]))
-
-
 def test_tensors_that_keys_does_not_name_pass_through():
     images, row_weight = torch.zeros(4, 3, 8, 8), torch.tensor([7])
     resized = resize_batch(collated() | {"pixel_values": images}, 2, keys=["input_ids", "labels"])
     assert resized.pop("pixel_values") is images
-    check_same(resized, resize_batch(collated(), 2))
+    assert_same(resized, resize_batch(collated(), 2))
     assert resize_batch(collated() | {"row_weight": row_weight}, 2)["row_weight"] is row_weight
 
 
@@ -239,6 +220,8 @@ NOT_PACKED = [
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(6)},
     PADDED | {"position_ids": torch.tensor([[1, 1, 0, 1, 2, 3], [2, 3, 4, 5, 6, 1]])},  # of generation, of RoBERTa
     PADDED | {"position_ids": torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 3, 4, 5, 0]])},
+    {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(3).repeat(2, 2)},  # of several sequences
+    {"input_ids": torch.arange(12).view(2, 6), "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)},
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": None, "cu_seq_lens_q": None},
     {"input_ids": torch.arange(36).view(6, 6), "position_ids": torch.arange(6)},
     {"input_ids": torch.arange(12).view(2, 6), "document_ids": torch.tensor([3, 5])},  # an entry for each row
@@ -255,19 +238,11 @@ def test_other_batches_are_rows(batch):
     assert resize_batch(batch, 4)["input_ids"].shape == (len(batch["input_ids"]), 4)
 
 
-def test_packed_batches_are_known_among_batches_of_the_same_shapes():
-    """Calls of one kind are checked once, but position ids tell a packed batch by their values."""
-    rows, packed_row = row(range(6)), row([0, 1, 2, 0, 1, 2])
-    for positions, kept in [(rows, [0, 1]), (rows, [0, 1]), (packed_row, [0, 1, 3, 4]), (rows, [0, 1])]:
-        resized = resize_batch({"input_ids": row(range(6)), "position_ids": positions}, 2)
-        assert resized["input_ids"].tolist() == [kept]
-
-
 @pytest.mark.parametrize("flat", [{"input_ids": torch.arange(8)}, {"inputs_embeds": torch.arange(32.0).view(8, 4)}])
 def test_flat_tensors_with_position_ids_are_one_sequence(flat):
     (name,) = flat
     resized = resize_batch(flat | {"position_ids": torch.arange(8)}, 2)
-    check_same(resized, {name: flat[name][:2], "position_ids": torch.arange(2)})
+    assert_same(resized, {name: flat[name][:2], "position_ids": torch.arange(2)})
 
 
 @pytest.mark.parametrize("positions", [[0] * 8, [0, 1, 2, 0, 0, 0, 1, 0]])
@@ -311,25 +286,9 @@ def test_a_decoder_of_other_length():
         resize_batch(batch, 2)
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "flatten"}, {"copy": False}])
-@pytest.mark.parametrize("name", ["position_ids", "seq_idx"])
-def test_rows_of_several_sequences_are_cut_as_rows(name, options):
-    """Megatron's reset_position_ids. The batch was refused."""
-    numbers = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 0, 1, 2, 3, 4, 5]])
-    batch = {"input_ids": torch.arange(16).view(2, 8), name: numbers}
-    resized = resize_batch(batch, 4, **options)
-    expected = resize_batch({"a": batch["input_ids"], "b": numbers}, 4, **options)
-    assert torch.equal(resized["input_ids"], expected["a"])
-    assert torch.equal(resized[name], expected["b"])
-    one = {key: value[:1] for key, value in batch.items()}
-    if name == "position_ids":
-        assert resize_batch(one, 4)["input_ids"].tolist() == [[0, 1, 2, 3, 5, 6, 7]]
-
-
 IDS, BOUNDS = row(range(9)), torch.tensor([0, 5, 9])
 REFUSED = [
     ({"cu_seqlens": torch.tensor([0.0, 9.0])}, {}, TypeError, "'cu_seqlens'.* int32 or int64"),
-    ({"cu_seqlens": [0, 9]}, {}, TypeError, "'cu_seqlens'.* int32 or int64"),
     ({"cu_seqlens": torch.tensor([[0, 5, 9]])}, {}, TypeError, "'cu_seqlens'.* of one row"),
     ({"cu_seqlens": torch.tensor([1, 5, 9])}, {}, ValueError, "must begin with 0 and not fall"),
     ({"cu_seqlens": torch.tensor([0, 6, 5, 9])}, {}, ValueError, "must begin with 0 and not fall"),
@@ -339,15 +298,11 @@ REFUSED = [
     ({"input_ids": torch.arange(18).view(2, 9)}, {}, ValueError, r"'input_ids'\] must have one row of 9 tokens"),
     ({"position_ids": torch.arange(27).view(3, 1, 9)}, {}, ValueError, r"'position_ids'\] must have one row"),
     ({"input_ids": None}, {}, ValueError, "batch must hold a tensor of the 9 packed tokens"),
-    ({"x_mask": torch.ones(1, 9, 9)}, {}, ValueError, "'x_mask'.* pairs of tokens"),
     ({"x_mask": torch.ones(1, 1, 9, 9)}, {}, ValueError, "'x_mask'.* pairs of tokens"),
     ({"x": IDS.to_sparse()}, {}, TypeError, r"batch\['x'\] must be a dense tensor"),
     ({"x": IDS.to("meta")}, {}, ValueError, "must be on one device"),
     ({}, {"keep_last_token": True}, ValueError, "keep_last_token"),
     ({}, {"out": {}}, ValueError, "out must be None"),
-    ({}, {"backend": "fast"}, ValueError, "backend"),
-    ({}, {"seq_dim": 2}, ValueError, "seq_dim"),
-    ({}, {"mode": "fold"}, ValueError, "mode"),
     ({}, {"keys": ["nothing"]}, ValueError, "keys names 'nothing'"),
     ({}, {"mode": "reshape", "remainder": "overlap", "pad_values": {"labels": 0.5}}, ValueError, "'labels'"),
 ]
@@ -367,11 +322,5 @@ def test_a_compiled_graph_refuses_positions_that_start_anew():
     for batch in (restarting, restarting | {"attention_mask": torch.ones(1, 6)}):
         with pytest.raises(RuntimeError, match="hold packed sequences: resize them outside of the graph"):
             compiled(batch)
-    for hidden in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):  # whose positions count nothing
-        assert compiled(restarting | {"attention_mask": row(hidden).float()})["input_ids"].shape == (1, 4)
-
-
-def test_dotted_names_of_a_flat_batch():
-    batch = {"a.input_ids": torch.arange(16)[None], "a.position_ids": torch.arange(4).repeat(4)[None]}
-    for _ in range(2):  # a known call, too
-        assert resize_batch(batch, 2)["a.input_ids"].tolist() == [[0, 1, 4, 5, 8, 9, 12, 13]]
+    hidden = row([1, 1, 1, 0, 0, 0]).float()  # whose positions count nothing
+    assert compiled(restarting | {"attention_mask": hidden})["input_ids"].shape == (1, 4)

@@ -12,7 +12,7 @@ TOKENS = torch.arange(B * S).view(B, S)
 POSITIONS = torch.arange(10, 10 + S)
 PAIRS = torch.randn(B, 3, S, S)
 CUT = {
-    "(S,)": ("position_ids", POSITIONS, POSITIONS[:L]),
+    "(S,)": ("decoder_position_ids", POSITIONS, POSITIONS[:L]),
     "(1, S)": ("position_ids", POSITIONS[None], POSITIONS[None, :L]),
     "(B, S)": ("position_ids", POSITIONS.expand(B, S), POSITIONS.expand(B, S)[:, :L]),
     "(3, B, S)": (
@@ -26,10 +26,9 @@ CUT = {
         TOKENS[:, :L] + torch.arange(B)[:, None, None],
     ),
     "(3, 1, S)": ("position_ids", POSITIONS.expand(3, 1, S), POSITIONS[:L].expand(3, 1, L)),
-    "decoder": ("decoder_position_ids", POSITIONS[None], POSITIONS[None, :L]),
     "(1, 1, S, S)": ("attention_mask", PAIRS[:1, :1], PAIRS[:1, :1, :L, :L]),
     "(B, 1, S, S)": ("attention_mask", PAIRS[:, :1], PAIRS[:, :1, :L, :L]),
-    "(B, 3, S, S)": ("attn_bias", PAIRS, PAIRS[..., :L, :L]),
+    "(B, 3, S, S)": ("decoder.bias", PAIRS, PAIRS[..., :L, :L]),
     "(1, S, S)": ("mask", PAIRS[0, :1], PAIRS[0, :1, :L, :L]),
     "(S, S)": ("causal_mask", PAIRS[0, 0], PAIRS[0, 0, :L, :L]),
     "(1, S) mask": ("attention_mask", torch.ones(1, S), torch.ones(1, L)),
@@ -96,14 +95,6 @@ def test_rows_that_begin_with_padding_share_no_entry():
     assert torch.equal(resize_batch(batch, S)["position_ids"], POSITIONS[None])
     with pytest.raises(ValueError, match=r"keep_last_token needs .* no tensor that rows share"):
         resize_batch(batch, L, keep_last_token=True)
-
-
-def test_sequence_first():
-    batch = {"tokens": TOKENS.T, "position_ids": POSITIONS, "mask": PAIRS[:, :1]}
-    resized = resize_batch(batch, L, seq_dim=0)
-    assert torch.equal(resized["tokens"], TOKENS.T[:L])
-    assert torch.equal(resized["position_ids"], POSITIONS[:L])
-    assert torch.equal(resized["mask"], PAIRS[:, :1, :L, :L])
 
 
 def test_a_batch_of_masks_alone():

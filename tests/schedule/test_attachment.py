@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 from seqwarm_kernels.schedule.attachment import paused_attachments
 
-from ..support.ranks import mean_of_two_ranks
+from ..support.same import assert_same
 from ..support.schedules import IDS, WORDS, Model, compiled_in_place, scheduler, tokens
 
 
@@ -61,17 +61,6 @@ def test_a_reentrant_checkpoint_around_an_attached_model_is_an_error():
     assert model(ids).shape[1] == 4
 
 
-def test_only_the_current_attachment_is_removed():
-    model, schedule = Model(), scheduler()
-    older = schedule.attach(model)
-    older.remove()
-    newer = schedule.attach(model)
-    older.remove()
-    assert model(tokens()).shape[1] == 4
-    newer.remove()
-    assert model(tokens()).shape[1] == 16
-
-
 @pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "flatten", "copy": False}])
 def test_the_loss_is_that_of_the_resized_batch(options):
     model, schedule = Model(), scheduler()
@@ -89,13 +78,16 @@ def test_a_batch_in_one_mapping_is_resized_whole():
 
     model, batch = Whole(), {"input_ids": tokens()}
     cut = batch["input_ids"][:, :4]
-    scheduler().attach(model)
+    attachment = scheduler().attach(model)
     assert model(batch)[0].equal(cut)
     assert model(batch, 2)[0].equal(cut**2)
     assert model(batch, power=2)[0].equal(cut**2)
     assert model(batch, 1, batch["input_ids"])[1].equal(cut)  # labels beside a mapping are cut with it
     assert model(batch, labels=batch["input_ids"])[1].equal(cut)
     assert batch["input_ids"].shape == (2, 16)
+    model.forward = lambda batches: batches
+    assert model({"a": {"input_ids": tokens(1, 3)}, "b": batch})["b"]["input_ids"].equal(cut)  # two batches in one
+    assert attachment.seq_length == 4
 
 
 def test_tensors_in_a_tuple_beside_a_tensor_are_refused():
@@ -145,32 +137,18 @@ def test_positional_arguments_without_names_are_not_padded_with_labels():
         model(ids, ids)
 
 
-def test_tokens_and_samples_are_counted():
-    model, mask = Model(), torch.ones(2, 16, dtype=torch.int64)
-    mask[1, 3:] = 0
-    attachment = scheduler().attach(model)
-    model(tokens(), attention_mask=mask)
-    model(tokens())
-    assert attachment.take_seen() == (7 + 8, 4)
-    assert attachment.take_seen() == (0, 0)
-
-
 @pytest.mark.parametrize(("mode", "tokens_and_samples"), [("truncate", (7, 2)), ("reshape", (11, 3))])
 def test_sequences_of_a_packed_batch_are_cut_and_counted(mode, tokens_and_samples):
-    """Sequences of 3 and 8 tokens at length 4. The first label of a sequence does not count."""
-    model, schedule = Model(), scheduler()
-    ids, positions = tokens(1, 11), torch.tensor([[0, 1, 2, *range(8)]])
-    labels = ids.where(positions != 0, -100)
-    attachment = schedule.attach(model, mode=mode, keys=["input_ids", "labels"])
-    rows = [ids[:, :3], ids[:, 3 : tokens_and_samples[0]]]  # a piece's first label is predicted from the piece before
-    sums = [
-        nn.functional.cross_entropy(model.head(model.embedding(row))[0, :-1], row[0, 1:], reduction="sum")
-        for row in rows
-    ]
-    kept = tokens_and_samples[0] - len(rows)
-    model.forward = lambda position_ids, **batch: Model.forward(model, **batch)
-    found = model(input_ids=ids, labels=labels, position_ids=positions)
-    torch.testing.assert_close(found, sum(sums) / kept)
+    """Sequences of 3 and 8 tokens at length 4."""
+
+    class Batch(nn.Module):
+        def forward(self, **batch):
+            return batch
+
+    model, schedule = Batch(), scheduler()
+    batch = {"input_ids": tokens(1, 11), "position_ids": torch.tensor([[0, 1, 2, *range(8)]])}
+    attachment = schedule.attach(model, mode=mode, keys=["input_ids"])
+    assert_same(model(**batch), schedule.resize(batch, mode=mode, keys=["input_ids"]))
     assert attachment.take_seen() == tokens_and_samples
     assert attachment.seq_length == 4
 
@@ -189,27 +167,18 @@ def test_tokens_of_batches_in_buffers():
     attachment = SequenceLengthScheduler(6, 8, duration=10).attach(model, out=BatchBuffers(batches[0], 8))
     for batch in batches:
         model(**batch)
-    assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
+    assert attachment.take_seen() == (2 * 3 + 2 * 5, 4)
+    assert attachment.take_seen() == (0, 0)
 
 
-@pytest.mark.parametrize(("first", "in_place"), [("attach", True), ("compile", False)])
-def test_compiled_models(first, in_place):
-    plain, schedule = Model(), scheduler()
-    expected = copy.deepcopy(plain)
-    model = plain
-    fullgraph = first == "compile"
-
-    def compiled(module):
-        if not in_place:
-            return torch.compile(module, backend="eager", fullgraph=fullgraph)
-        module.compile(backend="eager", fullgraph=fullgraph)
-        return module
-
-    if first == "compile":
-        model = compiled(model)
+@pytest.mark.parametrize("is_compiled_first", [False, True])
+def test_compiled_models(is_compiled_first):
+    model, schedule = Model(), scheduler()
+    expected = copy.deepcopy(model)
+    model = torch.compile(model, backend="eager", fullgraph=True) if is_compiled_first else model
     attachment = schedule.attach(model)
-    if first == "attach":
-        model = compiled(model)
+    if not is_compiled_first:
+        compiled_in_place(model)
     for length in (4, 8, 12, 16):
         batch = tokens()
         torch.testing.assert_close(model(batch), expected(batch[:, :length]))
@@ -222,25 +191,11 @@ def test_compiled_models(first, in_place):
     assert model(tokens()).shape[1] == 16
 
 
-def train_rank(rank, wrapping, world_size=2):
-    torch.manual_seed(0)
-    model, schedule = Model(), scheduler()
-    if wrapping == "attach, ddp":
-        schedule.attach(model)
-    if wrapping == "fsdp":
-        trained = fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (world_size,)))
-    else:
-        trained = DistributedDataParallel(model)
-    if wrapping != "attach, ddp":
-        schedule.attach(trained)
-    return train(trained, schedule, lambda batch: batch.chunk(world_size)[rank])
-
-
-def train(model, schedule, share):
+def train(model, schedule, lengths_of=lambda batch: batch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for _ in range(4):
-        batch = share(torch.randint(WORDS, (4, 16)))
+        batch = lengths_of(torch.randint(WORDS, (4, 16)))
         loss = model(input_ids=batch, labels=batch)
         loss.backward()
         optimizer.step()
@@ -250,25 +205,27 @@ def train(model, schedule, share):
     return torch.stack(losses)
 
 
-def train_plain():
-    torch.manual_seed(0)
-    model, schedule = Model(), scheduler()
-    return train(model, schedule, lambda batch: batch[:, : schedule.seq_length])
-
-
 @pytest.mark.parametrize("wrapping", ["attach, ddp", "ddp, attach", "fsdp"])
 def test_a_wrapped_model_trains_as_without(wrapping):
+    model, schedule = Model(), scheduler()
+    plain, its_schedule = copy.deepcopy(model), scheduler()
+    torch.manual_seed(0)
+    expected = train(plain, its_schedule, lambda batch: batch[:, : its_schedule.seq_length])
+    torch.manual_seed(0)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        torch.testing.assert_close(train_rank(0, wrapping, world_size=1), train_plain())
+        if wrapping == "attach, ddp":
+            schedule.attach(model)
+            trained = DistributedDataParallel(model)
+        else:
+            trained = fully_shard(model) if wrapping == "fsdp" else DistributedDataParallel(model)
+            schedule.attach(trained)
+        found = train(trained, schedule)
+        del trained
+        torch.testing.assert_close(found, expected)
     finally:
         gc.collect()  # a wrapped model that outlives its process group would abort the process
         torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one():
-    torch.testing.assert_close(mean_of_two_ranks(train_rank, "attach, ddp"), train_plain())
 
 
 def test_bad_input():
@@ -317,6 +274,10 @@ def test_a_copied_model_keeps_full_lengths_and_can_be_attached(copied, prepared)
     assert other(tokens()).shape[1] == 4
     attachment.remove()
     assert other(tokens()).shape[1] == 4
+    newer = schedule.attach(model)
+    attachment.remove()  # is not the current one
+    assert model(tokens()).shape[1] == 4
+    newer.remove()
     again.remove()
     assert [each(tokens()).shape[1] for each in (model, other, copied(other))] == [16] * 3
 

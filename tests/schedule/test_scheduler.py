@@ -85,9 +85,8 @@ def test_lengths_that_are_drawn():
     """Each as often as the others in a cycle, in an order of the seed, short ones rather at first."""
     pacing = grow_p2(3, 50, 20, seed=1)
     lengths = lengths_of(pacing, 4000)[:-1]
-    assert lengths == lengths_of(grow_p2(3, 50, 20, seed=1), 4000)[:-1]
-    assert lengths != lengths_of(grow_p2(3, 50, 20, seed=2), 4000)[:-1]
-    assert grow_p2(3, 50, 20).order == grow_p2(3, 50, 20, seed=0).order
+    assert grow_p2(3, 50, 20, seed=1).order == pacing.order
+    assert grow_p2(3, 50, 20).order == grow_p2(3, 50, 20, seed=0).order != pacing.order
     for start in range(0, 4000, 80):
         cycle = lengths[start : start + 80]
         assert [cycle.count(length) for length in (8, 16, 32, 64)] == [20] * 4
@@ -122,14 +121,14 @@ def test_where_a_pacing_fails_nothing_changes():
             SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x, first=first: first)
 
 
-@pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), np.float16(2.5), np.int64(2), Fraction(5, 2)])
+@pytest.mark.parametrize("number", [np.float32(2.5), np.int64(2), Fraction(5, 2)])
 def test_progress_of_other_types(number):
     for pacing in ("linear", discrete([(2, 8), (1, 16)])):
         scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=1, pacing=pacing)
         assert scheduler.seq_length_at(number) == scheduler.seq_length_at(float(number))
         with pytest.raises(ValueError, match="progress"):
             scheduler.seq_length_at(-number)
-        with pytest.raises(TypeError, match="progress"):
+        with pytest.raises(TypeError, match=r"^progress "):
             scheduler.seq_length_at("3")
 
 
@@ -177,21 +176,15 @@ def test_milestones_of_long_durations_are_found_quickly():
     assert milestones == [(0, 8), (2**52, 16), (2**53, 24)]
 
 
-@pytest.mark.parametrize("pre_dispatch", [False, True])
-@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
-def test_resize_in_a_trace(tracing_mode, pre_dispatch):
+@pytest.mark.parametrize("options", [{"tracing_mode": "real"}, {"tracing_mode": "fake", "pre_dispatch": True}])
+def test_resize_in_a_trace(options):
     scheduler, ids = SequenceLengthScheduler(8, 32, duration=100), torch.arange(64).view(2, 32)
-    trace = make_fx(
-        lambda x: scheduler.resize({"input_ids": x, "labels": x})["labels"],
-        tracing_mode=tracing_mode,
-        pre_dispatch=pre_dispatch,
-    )
+    trace = make_fx(lambda x: scheduler.resize({"input_ids": x, "labels": x})["labels"], **options)
     assert trace(ids)(ids + 1).equal(ids[:, :8] + 1)
 
 
 BAD_SETTINGS = [
     ({"min_seq_length": 0}, ValueError, "min_seq_length"),
-    ({"max_seq_length": 0}, ValueError, "max_seq_length"),
     ({"min_seq_length": 9, "max_seq_length": 8}, ValueError, "max_seq_length"),
     ({"max_seq_length": 10.0}, TypeError, "max_seq_length"),
     *(({"duration": duration}, ValueError, "duration") for duration in (-1, 0.3, float("inf"), 2**53 + 1)),
@@ -212,9 +205,7 @@ def test_bad_settings(settings, error, message):
 
 BAD_PACINGS = [
     (lambda: root(0), ValueError, "degree"),
-    (lambda: root("2"), TypeError, "degree"),
     (lambda: exponential(1), ValueError, "ratio"),
-    (lambda: exponential("2"), TypeError, "ratio"),
     (lambda: doubling(0), ValueError, "times"),
     (lambda: cyclic("linear", 0), ValueError, "cycles"),
     (lambda: grow_p2(0, 1, 1), ValueError, "times"),
@@ -222,7 +213,6 @@ BAD_PACINGS = [
     (lambda: grow_p2(1, 1, 0), ValueError, "draws"),
     (lambda: grow_p2(1, 1, 1, seed=0.5), TypeError, "seed"),
     (lambda: cyclic("quadratic", 2), ValueError, "pacing"),
-    (lambda: cyclic(doubling, 2), ValueError, "pacing"),
     (lambda: cyclic(discrete([(8, 8)]), 2), ValueError, "pacing"),
     (lambda: discrete([(0, 8)]), ValueError, "units"),
     (lambda: discrete([(8, 8.5)]), TypeError, "length"),
@@ -232,7 +222,7 @@ BAD_PACINGS = [
 
 @pytest.mark.parametrize(("make", "error", "message"), BAD_PACINGS)
 def test_bad_pacings(make, error, message):
-    with pytest.raises(error, match=f"^{message}"):
+    with pytest.raises(error, match=rf"^{message}\b"):
         make()
 
 

@@ -262,12 +262,10 @@ def test_a_step_needs_a_number_or_a_source(make):
     ("settings", "error", "name"),
     [
         ({"warmup_tokens": 0.1}, ValueError, "warmup_tokens"),
-        ({"warmup_tokens": -1}, ValueError, "warmup_tokens"),
         ({"decay_tokens": 99}, ValueError, "decay_tokens"),
         ({"warmup_tokens": 0, "decay_tokens": 0}, ValueError, "decay_tokens"),
         ({"final": 1.5}, ValueError, "final"),
         ({"decay": "exponential"}, ValueError, "decay"),
-        *(({name: "1"}, TypeError, name) for name in ("warmup_tokens", "decay_tokens", "final")),
     ],
 )
 def test_bad_settings(settings, error, name):

@@ -7,6 +7,16 @@ import torch
 
 PADDING = None
 
+#: All ways to cut a batch.
+METHODS = [
+    {"mode": "truncate"},
+    {"mode": "truncate", "keep_last_token": True},
+    {"mode": "reshape", "remainder": "drop"},
+    {"mode": "reshape", "remainder": "pad"},
+    {"mode": "reshape", "remainder": "overlap"},
+    {"mode": "flatten"},
+]
+
 
 def pieces_of(tokens, seq_len, remainder="keep"):
     """One row of tokens in pieces of `seq_len`. "keep" leaves the last one short."""

@@ -62,7 +62,7 @@ TARGETS = [
     *_targets(
         "seqwarm_kernels/schedule",
         "scheduler.py milestones.py pacing.py token_lr.py watch.py attachment.py",
-        "schedule -k 'not processes'",
+        "schedule",
     ),
     *_targets(
         "seqwarm_kernels/trainers",
