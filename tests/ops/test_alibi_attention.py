@@ -18,16 +18,14 @@ pytestmark = pytest.mark.parametrize("backend", serving("alibi_attention", torch
 
 
 def random_inputs(batch_size=2, heads=(4, 2), lengths=(7, 9), head_dim=5, dtype=torch.float64):
-    query = torch.randn(batch_size, heads[0], lengths[0], head_dim, dtype=torch.float64)
-    key = torch.randn(batch_size, heads[1], lengths[1], head_dim, dtype=torch.float64)
-    value = torch.randn(batch_size, heads[1], lengths[1], head_dim, dtype=torch.float64)
-    return [tensor.to(dtype).requires_grad_() for tensor in (query, key, value)]
+    shapes = [(batch_size, heads[place], lengths[place], head_dim) for place in (0, 1, 1)]
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
 LENGTHS = st.integers(0, 9)
 
 
-@examples(60)
+@examples(40)
 @given(
     case=cases(st.tuples(LENGTHS, LENGTHS) | LENGTHS.map(lambda length: (length, length)), batch_size=st.integers(0, 2))
 )
@@ -83,8 +81,8 @@ def test_shards_of_the_keys_merge_by_their_lse(backend):
     torch.testing.assert_close(lse, whole_lse, rtol=1e-12, atol=1e-12)
     weights = torch.randn_like(whole)
     wanted = torch.autograd.grad((whole * weights).sum(), leaves)
-    for gradient, want in zip(torch.autograd.grad((merged * weights).sum(), leaves), wanted, strict=True):
-        torch.testing.assert_close(gradient, want, rtol=1e-10, atol=1e-10)
+    found = torch.autograd.grad((merged * weights).sum(), leaves)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_default_slopes_and_scale(backend):
@@ -96,9 +94,8 @@ def test_default_slopes_and_scale(backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [1, 64, 256])
-def test_lower_precision_stays_inside_its_error_budget(backend, dtype, head_dim):
-    inputs = random_inputs(lengths=(65, 65), head_dim=head_dim, dtype=dtype)
+def test_lower_precision_stays_inside_its_error_budget(backend, dtype):
+    inputs = random_inputs(lengths=(65, 65), head_dim=256, dtype=dtype)
     slopes = alibi_slopes(4).requires_grad_()
     out, lse = alibi_attention(*inputs, slopes, return_lse=True, backend=backend)
     assert out.dtype == dtype

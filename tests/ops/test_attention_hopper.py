@@ -58,27 +58,26 @@ def gluon(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_results(gluon, monkeypatch, name):
-    call, taken = CASES[name], []
+    taken = []
     for kernel in ("GluonForward", "GluonBackward"):
-        make = getattr(gluon, kernel)
-        monkeypatch.setattr(make, "__call__", noting(make.__call__, kernel, taken))
-    wrong = [str(found) for found in call.compare("triton", "cuda", torch.bfloat16) if not found.within()]
-    assert not wrong
+        call = getattr(gluon, kernel).__call__
+
+        def noting(*arguments, kernel=kernel, call=call):
+            taken.append(kernel)
+            return call(*arguments)
+
+        monkeypatch.setattr(getattr(gluon, kernel), "__call__", noting)
+    check(CASES[name], torch.bfloat16)
     assert taken == NOT_BOTH.get(name.rpartition(",")[0], ["GluonForward", "GluonBackward"])
 
 
-def noting(function, name, taken):
-    def noted(*arguments):
-        taken.append(name)
-        return function(*arguments)
-
-    return noted
+def check(call, dtype):
+    assert not [str(found) for found in call.compare("triton", "cuda", dtype) if not found.within()]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_float16(causal):
-    call = Attention({"causal": causal}, (600, 600), (4, 2))
-    assert not [str(found) for found in call.compare("triton", "cuda", torch.float16) if not found.within()]
+    check(Attention({"causal": causal}, (600, 600), (4, 2)), torch.float16)
 
 
 def test_the_same_inputs_give_the_same_bits():

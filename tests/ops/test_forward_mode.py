@@ -47,7 +47,7 @@ def test_attention_refuses_tangents(call, tangent, name):
     call(inputs)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["query", "slopes"])
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian])
 @pytest.mark.parametrize("call", [attend, attend_packed])
 def test_torch_refuses_transforms_of_attention(call, transform, name):
@@ -64,17 +64,15 @@ def test_attention_in_vmap():
 
 def test_compiled_attention_refuses_tangents():
     inputs = dense_inputs()
-    compiled = torch.compile(
-        lambda query: by_jvp(lambda dual: attend(inputs | {"query": dual}), query), backend="eager"
-    )
+    tangent = partial(by_jvp, lambda query: attend(inputs | {"query": query}))
+    compiled = torch.compile(tangent, backend="eager")
     with pytest.raises((ValueError, torch._dynamo.exc.Unsupported), match=r"Observed exception|must have no tangent"):
         compiled(inputs["query"])
 
 
 def resized(embeddings, **options):
-    return resize_batch({"input_ids": torch.arange(16).view(2, 8), "embeddings": embeddings}, 4, **options)[
-        "embeddings"
-    ]
+    batch = {"input_ids": torch.arange(16).view(2, 8), "embeddings": embeddings}
+    return resize_batch(batch, 4, **options)["embeddings"]
 
 
 def resized_packed(embeddings):

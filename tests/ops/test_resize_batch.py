@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
-from seqwarm_kernels import BatchBuffers, resize_batch
+from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 from seqwarm_kernels.self_check import calls
@@ -106,16 +106,6 @@ def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
         assert len(tokens) == len(set(tokens))
 
 
-def test_rows_of_30_at_8(backend):
-    batch = {"input_ids": torch.arange(60).view(2, 30)}
-    dropped = resize_batch(batch, 8, mode="reshape", backend=backend)["input_ids"]
-    assert dropped.shape == (6, 8)
-    assert dropped[:, 0].tolist() == [0, 8, 16, 30, 38, 46]
-    stream = resize_batch(batch, 8, mode="flatten", backend=backend)["input_ids"]
-    assert stream.flatten().tolist() == list(range(56))  # one stream: new rows span source rows, the tail is dropped
-    assert stream.shape == (7, 8)
-
-
 def test_truncate_keeps_a_vector_of_another_length(backend):
     batch = {"input_ids": torch.arange(22).view(2, 11), "class_weights": torch.rand(5)}
     assert resize_batch(batch, 4, backend=backend)["class_weights"] is batch["class_weights"]
@@ -130,16 +120,6 @@ def test_1d_tensors(backend):
         padded = resize_batch(batch, 4, mode="reshape", remainder="pad", **options)
         assert padded["weight"].tolist() == [0.5] * 3 + [2.0] * 3
         assert padded["scale"].item() == 3
-
-
-@pytest.mark.parametrize("shape", [(2, 9, 9), (2, 1, 9, 9)])
-def test_square_masks(backend, shape):
-    square = torch.randint(0, 2, shape)
-    batch = {"input_ids": torch.arange(18).view(2, 9), "attention_mask": square, "features": torch.randn(2, 9, 9)}
-    for copy in (True, False):
-        cut = resize_batch(batch, 4, copy=copy, backend=backend)
-        assert torch.equal(cut["attention_mask"], square[..., :4, :4])
-        assert torch.equal(cut["features"], batch["features"][:, :4])
 
 
 @pytest.mark.parametrize("dtype", first_fast([torch.int64, torch.float16, torch.uint8], "exhaustive_in_interpreter"))
@@ -179,21 +159,6 @@ def test_pad_values(backend):
     assert padded["flags"].tolist() == [[False] * 3, [False, False, True]]
     lapped = resize_batch(batch, 3, mode="reshape", remainder="overlap", pad_values=pad_values, backend=backend)
     assert lapped["labels"].tolist() == [[1, 1, 1], [-1, 1, 1]]
-
-
-LABELS = ["labels", "lm_labels", "label", "label_ids", "span_label_ids", "target", "lm_targets"]
-NO_LABELS = ["is_target", "has_label", "segment_label", "position_target", "mylabels"]
-
-
-@pytest.mark.parametrize("name", LABELS + NO_LABELS)
-def test_labels_are_known_by_their_names(name):
-    """Repeated tokens of others keep their values."""
-    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=torch.int8)}
-    padded, lapped = (
-        resize_batch(batch, 3, mode="reshape", remainder=remainder)[name].tolist() for remainder in ("pad", "overlap")
-    )
-    assert padded == [[1, 1, 1], [1, 1, -100 if name in LABELS else 0]]
-    assert lapped == [[1, 1, 1], [-100 if name in LABELS else 1, 1, 1]]
 
 
 def assert_same(got, expected):
@@ -280,9 +245,9 @@ def blocks_of_16_bytes():
 
 
 def rows_longer_than_a_tile():
-    mask = torch.zeros(3, 2500, dtype=torch.int64)
-    mask[0, 1250:2460] = mask[1, 2100:] = mask[2, :2300] = 1
-    return some_batch(3, 2500, mask), (1201,)
+    mask = torch.zeros(3, 1300, dtype=torch.int64)
+    mask[0, 50:1260] = mask[1, 900:] = mask[2, :1100] = 1
+    return some_batch(3, 1300, mask), (1201,)
 
 
 def many_tensors(number):
@@ -316,23 +281,6 @@ def test_larger_batches(backend, make, method):
     batch, lengths = make()
     for seq_len in lengths:
         check(batch, seq_len, method, backend)
-
-
-@pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
-    batch = some_batch(3, 40, any_padding(3, 40))
-    options = {name: method[name] for name in ("mode", "remainder") if name in method}
-    buffers = BatchBuffers(batch, 40, **options)
-    addresses = set()
-    for seq_len in (1, 7, 20, 39, 40, 41):
-        expected = resize_batch(batch, seq_len, return_info=True, backend="reference", **method)
-        buffers["embeddings"].fill_(torch.nan)
-        got = resize_batch(batch, seq_len, out=buffers, return_info=True, backend=backend, **method)
-        assert_same(got, expected)
-        assert all(tensor.is_contiguous() for tensor in got[0].values())
-        addresses.add(tuple(tensor.data_ptr() for tensor in tree_leaves(got)))
-    assert len(addresses) == 1
 
 
 @pytest.mark.parametrize(
