@@ -19,7 +19,6 @@ from tests.support.backends import needs_interpreter
 from tests.support.dense import distance_and_visibility
 from tests.support.gluon_attention import KERNELS, Hopper, Launched
 from tests.support.kernels import check_extreme_slopes, check_far_positions
-from tests.support.skipping import check_within_reach
 from tests.support.tiers import examples, first_fast
 
 pytestmark = [needs_interpreter(), pytest.mark.usefixtures("poisoned_memory")]
@@ -206,14 +205,6 @@ def test_keys_in_reach_of_one_consumer(hopper, skipping_of_few_keys):
     out = alibi_attention(*tensors, skip_tolerance=2**-24, backend="triton")
     torch.testing.assert_close(out, alibi_attention(*tensors, backend="reference"), rtol=1e-4, atol=1e-4)
     assert not hopper.launched[KERNELS[0]].tensors["ranges"][0, 0, ::2].any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
-def test_keys_in_reach(hopper, skipping_of_few_keys, causal):
-    check_within_reach("triton", "all alike", causal=causal)
-    check_within_reach("triton", "scores that exceed negative ones", causal=causal)
-    assert list(hopper.launched) == KERNELS
 
 
 def test_the_fewest_stages(hopper):

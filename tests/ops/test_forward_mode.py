@@ -47,15 +47,6 @@ def test_attention_refuses_tangents(call, tangent, name):
     call(inputs)
 
 
-@pytest.mark.parametrize("name", ["query", "slopes"])
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian])
-@pytest.mark.parametrize("call", [attend, attend_packed])
-def test_torch_refuses_transforms_of_attention(call, transform, name):
-    inputs = dense_inputs()
-    with pytest.raises((ValueError, RuntimeError), match=rf"{name} must have no tangent|functorch transforms"):
-        transform(lambda tensor: call(inputs | {name: tensor}).sum())(inputs[name])
-
-
 def test_attention_in_vmap():
     inputs = dense_inputs()
     out = torch.func.vmap(lambda query: attend(inputs | {"query": query}))(inputs["query"][None])

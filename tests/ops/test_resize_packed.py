@@ -1,6 +1,5 @@
 """resize_packed on every available backend and device, against lists cut in plain Python."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
-from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
+from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind
 from tests.support import cut_tokens
 from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_interpreter, needs_native
 from tests.support.kernels import CountedKernel
@@ -59,7 +58,8 @@ def tokens_of(lengths, pieces):
 def expected_of(tensor, kind, fill_value, lengths, pieces):
     tokens = list(tokens_of(lengths, pieces))
     if kind == PackedKind.INDEX:
-        return torch.tensor([number for number, *_ in tokens], dtype=tensor.dtype)
+        numbers = torch.tensor([number for number, *_ in tokens], dtype=tensor.dtype)
+        return numbers.view(-1, *[1] * (tensor.dim() - 1)).expand(-1, *tensor.shape[1:])
     if kind == PackedKind.SEQUENCE:
         places = [sequence for sequence, *_ in pieces]
     else:
@@ -156,15 +156,6 @@ def cut(lengths, seq_len, rule):
     ]
 
 
-@examples(50)
-@given(lengths=st.lists(st.integers(0, 20), max_size=6), seq_len=st.integers(1, 25), rule=st.sampled_from(RULES))
-def test_sequences_are_cut_into_pieces(lengths, seq_len, rule):
-    pieces, bounds = cut_sequences(np.cumsum([0, *lengths]), seq_len, rule)
-    expected, new_tokens = table_of(lengths, cut(lengths, seq_len, rule))
-    assert pieces.tolist() == expected.tolist()
-    assert bounds.tolist() == [*expected[0].tolist(), new_tokens]
-
-
 @pytest.mark.exhaustive_in_interpreter
 def test_pieces_of_several_tiles(backend):
     """More tokens than a program or a task of a thread writes, and tokens of more than 16 bytes."""
@@ -183,16 +174,19 @@ def test_native_threads_begin_inside_pieces(threads):
     check("native", [labels, labels[:, 0]], [2, 3], [-100, 0], None, lengths, pieces)
 
 
-@pytest.mark.parametrize("count", first_fast([7, 1, 8, 65], "exhaustive_in_interpreter"))
-def test_any_number_of_pieces(backend, count):
-    """Bisection begins with the largest power of two. Programs of the info take several pieces each."""
-    lengths = [3] * count
-    check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, "reshape_overlap"))
+EMPTY = [0, 0, 5, 0, 0, 3, 0, 0]
 
 
-@pytest.mark.parametrize("lengths", first_fast([[0, 0, 5, 0, 0, 3, 0, 0], [0], []], "exhaustive_in_interpreter"))
-@pytest.mark.parametrize("rule", first_fast(RULES, "exhaustive_in_interpreter"))
-def test_sequences_without_tokens(backend, lengths, rule):
+@pytest.mark.parametrize(
+    ("lengths", "rule"),
+    [
+        # Bisection begins with the largest power of two. Programs of the info take several pieces each.
+        *first_fast([([3] * count, "reshape_overlap") for count in (7, 1, 8, 65)], "exhaustive_in_interpreter"),
+        *first_fast([(EMPTY, rule) for rule in RULES], "exhaustive_in_interpreter"),
+        *first_fast([([0], "truncate"), ([], "truncate")], "exhaustive_in_interpreter"),
+    ],
+)
+def test_few_and_many_pieces_some_without_tokens(backend, lengths, rule):
     check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, rule))
 
 
