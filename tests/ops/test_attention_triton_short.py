@@ -92,8 +92,8 @@ def test_which_rows_share_tiles(monkeypatch):
 
     def of(batch_size, length, key_length=None, slopes=1, dtype=torch.bfloat16, heads=2, head_dim=64, **options):
         longer = options.pop("longer", False)
-        query = torch.empty(batch_size, heads, length, head_dim, dtype=dtype)
-        key = torch.empty(batch_size, 2, key_length or length, head_dim, dtype=dtype)
+        query = torch.empty(1, heads, length, head_dim, dtype=dtype).expand(batch_size, -1, -1, -1)
+        key = torch.empty(1, 2, key_length or length, head_dim, dtype=dtype).expand(batch_size, -1, -1, -1)
         return is_short(query, key, torch.ones(slopes * [2]), PLAIN._replace(**options), longer=longer)
 
     assert of(2, 64)
@@ -110,6 +110,8 @@ def test_which_rows_share_tiles(monkeypatch):
     assert not of(2, 128, longer=True, head_dim=128)
     assert not of(2, 128, longer=True, heads=4)
     assert not of(1, 64)
+    assert of(2**26, 8)
+    assert not of(2**26 + 1, 8)
     assert not of(2, 0, segment_length=4)
     assert not of(2, 1, key_length=9)
     assert not of(2, 8, slopes=2)
