@@ -1,5 +1,6 @@
 """resize_packed on every available backend and device, against lists cut in plain Python."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
-from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind
+from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
 from tests.support import cut_tokens
 from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_interpreter, needs_native
 from tests.support.kernels import CountedKernel
@@ -154,6 +155,15 @@ def cut(lengths, seq_len, rule):
         (sequence, piece[0][1] if piece else 0, len(piece), sum(is_repeated for *_, is_repeated in piece))
         for sequence, piece in zip(cut_from, tokens, strict=True)
     ]
+
+
+@examples(50)
+@given(lengths=st.lists(st.integers(0, 20), max_size=6), seq_len=st.integers(1, 25), rule=st.sampled_from(RULES))
+def test_sequences_are_cut_into_pieces(lengths, seq_len, rule):
+    pieces, bounds = cut_sequences(np.cumsum([0, *lengths]), seq_len, rule)
+    expected, new_tokens = table_of(lengths, cut(lengths, seq_len, rule))
+    assert pieces.tolist() == expected.tolist()
+    assert bounds.tolist() == [*expected[0].tolist(), new_tokens]
 
 
 @pytest.mark.exhaustive_in_interpreter

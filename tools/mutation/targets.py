@@ -133,6 +133,7 @@ TARGETS = [
         f"{_OPS}/alibi_attention",
         "triton_decode.py triton_decode_kernel.py",
         "ops/test_attention_decoding.py -k triton",
+        f"{_GRID} -k 'triton and quer'",
         f"{_SKIPPING} ops/test_attention_launch.py -k 'not pretended'",
     ),
     *_targets(
