@@ -65,7 +65,7 @@ test-cpus: $(STAMP)  # run the native kernels' tests as on CPUs with AVX2 only, 
 	for capability in avx2 default; do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
 		ATEN_CPU_CAPABILITY=$$capability ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
-			$(RUN) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS) || exit 1; \
+			$(RUN) -m pytest --numprocesses $(WORKERS) -k "native or (attention_decoding and not triton)" tests/ops $(ARGS) || exit 1; \
 	done
 
 # A build with other options in a copy of the project, $(1)/tree, so that the one in use stays as it is.
@@ -89,7 +89,7 @@ test-stable: $(STAMP)  # run the native kernels' tests with the kernels on PyTor
 	rm -rf $(STABLE) && mkdir -p $(STABLE) && cp -r seqwarm_kernels tests pyproject.toml $(STABLE)
 	rm $(STABLE)/seqwarm_kernels/_C_*
 	cd $(STABLE) && OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
-		-k "native or test_kernels" tests/ops tests/attention tests/resizing $(ARGS)
+		-k "native or test_kernels or (attention_decoding and not triton)" tests/ops tests/attention tests/resizing $(ARGS)
 
 # On CPUs without AVX512-BF16 these products are not used, and the tests run without them.
 AMX := build/amx
@@ -120,7 +120,7 @@ RUN_ASAN = cd $(ASAN)/tree && OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 SEQW
 	$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) $(ARGS)
 test-asan: $(STAMP)  # run the native kernels' tests with AddressSanitizer and UBSan watching, with AMX emulated and without
 	$(call build_copy,$(ASAN),-D SEQWARM_SANITIZE=ON -D CMAKE_CXX_FLAGS_CHECKS="-O1 -g1")
-	$(RUN_ASAN) -k native tests/ops
+	$(RUN_ASAN) -k "native or (attention_decoding and not triton)" tests/ops
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_ASAN) -k native \
 		tests/ops/test_attention_native_short.py tests/ops/test_attention_kernels.py
 

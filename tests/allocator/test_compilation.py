@@ -1,9 +1,6 @@
 """Compilations are recorded by name, and nothing compiles after warmup_allocator."""
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 import types
 
@@ -19,6 +16,7 @@ from seqwarm_kernels import (
     warmup_allocator,
 )
 
+from ..support.kernels import pretended
 from ..support.tiers import first_fast
 
 
@@ -93,11 +91,7 @@ def test_triton_kernels_are_named(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_no_kernel_of_this_package_compiles_after_a_pass_at_every_length():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.support.pretend_ramp"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    found = pretended("ramp", 90)
     assert found["lengths"] == 128
     assert any("resize_kernel" in name for name in found["compiled"])
     assert len(found["compiled"]) == 11  # 9 of attention, see test_attention_launch.py; 2 of resizing

@@ -18,16 +18,14 @@ pytestmark = pytest.mark.parametrize("backend", serving("alibi_attention", torch
 
 
 def random_inputs(batch_size=2, heads=(4, 2), lengths=(7, 9), head_dim=5, dtype=torch.float64):
-    query = torch.randn(batch_size, heads[0], lengths[0], head_dim, dtype=torch.float64)
-    key = torch.randn(batch_size, heads[1], lengths[1], head_dim, dtype=torch.float64)
-    value = torch.randn(batch_size, heads[1], lengths[1], head_dim, dtype=torch.float64)
-    return [tensor.to(dtype).requires_grad_() for tensor in (query, key, value)]
+    shapes = [(batch_size, heads[place], lengths[place], head_dim) for place in (0, 1, 1)]
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
 LENGTHS = st.integers(0, 9)
 
 
-@examples(60)
+@examples(40)
 @given(
     case=cases(st.tuples(LENGTHS, LENGTHS) | LENGTHS.map(lambda length: (length, length)), batch_size=st.integers(0, 2))
 )
@@ -69,24 +67,6 @@ def test_gradcheck_of_everything_combined(backend):
         assert torch.autograd.gradcheck(function, (*inputs, slopes), fast_mode=True)
 
 
-def test_shards_of_the_keys_merge_by_their_lse(backend):
-    query, key, value = random_inputs(lengths=(6, 10))
-    leaves = [query, key, value]
-    whole, whole_lse = alibi_attention(query, key, value, return_lse=True, backend=backend)
-    shards = [
-        alibi_attention(query, key[:, :, a:b], value[:, :, a:b], query_start=4 - a, return_lse=True, backend=backend)
-        for a, b in ((0, 4), (4, 7), (7, 10))
-    ]
-    lse = torch.stack([shard_lse for _, shard_lse in shards]).logsumexp(0)
-    merged = sum(out * (shard_lse - lse).exp()[..., None] for out, shard_lse in shards)
-    torch.testing.assert_close(merged, whole, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(lse, whole_lse, rtol=1e-12, atol=1e-12)
-    weights = torch.randn_like(whole)
-    wanted = torch.autograd.grad((whole * weights).sum(), leaves)
-    for gradient, want in zip(torch.autograd.grad((merged * weights).sum(), leaves), wanted, strict=True):
-        torch.testing.assert_close(gradient, want, rtol=1e-10, atol=1e-10)
-
-
 def test_default_slopes_and_scale(backend):
     query, key, value = random_inputs(heads=(4, 4), lengths=(5, 5))
     biased = torch.nn.functional.scaled_dot_product_attention(
@@ -96,9 +76,8 @@ def test_default_slopes_and_scale(backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [1, 64, 256])
-def test_lower_precision_stays_inside_its_error_budget(backend, dtype, head_dim):
-    inputs = random_inputs(lengths=(65, 65), head_dim=head_dim, dtype=dtype)
+def test_lower_precision_stays_inside_its_error_budget(backend, dtype):
+    inputs = random_inputs(lengths=(65, 65), head_dim=256, dtype=dtype)
     slopes = alibi_slopes(4).requires_grad_()
     out, lse = alibi_attention(*inputs, slopes, return_lse=True, backend=backend)
     assert out.dtype == dtype
@@ -128,15 +107,3 @@ def test_dropout_is_reproducible_and_unbiased(backend):
     assert not torch.equal(first[:, 0], first[:, 1])
     draws = [alibi_attention(query, key, value, dropout_p=0.25, backend=backend).mean() for _ in range(20)]
     assert torch.stack(draws).mean().item() == pytest.approx(1, abs=0.02)
-
-
-def test_dropout_drops_the_weights_of_the_seed(backend):
-    """With one-hot values the output is the matrix of kept weights."""
-    query, key, _ = (tensor.detach() for tensor in random_inputs(batch_size=2, heads=(2, 2), lengths=(9, 9)))
-    value = torch.eye(9, dtype=torch.float64).expand(2, 2, 9, 9)
-    query, key = (torch.nn.functional.pad(tensor, (0, 4)) for tensor in (query, key))
-    weights = alibi_attention(query, key, value, causal=False, backend=backend)
-    dropped = alibi_attention(query, key, value, causal=False, dropout_p=0.5, backend=backend)
-    kept = dropped != 0
-    torch.testing.assert_close(dropped[kept], 2 * weights[kept], rtol=1e-12, atol=0)
-    assert 0.3 < kept.double().mean() < 0.7

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from seqwarm_kernels.ops import backends
-from tests.support.kernels import report_of
+from tests.support.kernels import pretended
 
 pytest.importorskip("triton")
 
@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["gfx942", pytest.param("gfx950", marks=pytest.mark.exhaustive)])
 def test_calls_launch_kernels_on_a_pretended_gpu(chip):
-    report = report_of("tests.support.pretend_amd", chip)
+    report = pretended("amd", chip)
     assert report["problem"] is None
     kernels = report["kernels"]
     tiled = {"forward", "backward_query", "backward_key", "key_norms", "decode", "short_forward", "short_backward"}

@@ -17,10 +17,8 @@ from seqwarm_kernels.self_check.calls import differentiate
 from tests.support.attention_cases import Case, a_third_of, check_case
 from tests.support.backends import needs_interpreter
 from tests.support.dense import distance_and_visibility
-from tests.support.gluon import unnoticed
 from tests.support.gluon_attention import KERNELS, Hopper, Launched
 from tests.support.kernels import check_extreme_slopes, check_far_positions
-from tests.support.skipping import check_within_reach
 from tests.support.tiers import examples, first_fast
 
 pytestmark = [needs_interpreter(), pytest.mark.usefixtures("poisoned_memory")]
@@ -36,32 +34,33 @@ def small(options=None, lengths=(53, 53), heads=(2, 1), batch_size=1, **more):
 
 
 #: Of the grid, calls that take all three kernels. Options are combined at random below.
-ROWS = [
-    *first_fast(["causal", "full", "segments of 20, full", "segments of 100, full"]),
-    *first_fast(["huge slopes", "tiny slopes", "slopes of zero", "negative slopes and scale", "a slope for each row"]),
-    *first_fast(["expanded keys", "tokens outside of heads", "one tensor for all three"]),
-]
+ROWS = {
+    name: a_third_of(name)
+    for name in (
+        *("causal", "huge slopes", "expanded keys"),
+        *("full", "segments of 20, full", "segments of 100, full"),
+        *("tiny slopes", "slopes of zero", "negative slopes and scale", "a slope for each row"),
+        *("tokens outside of heads", "one tensor for all three"),
+    )
+} | {
+    "33 tokens, two rows": small(lengths=(33, 33), batch_size=2),
+    "one token": small(lengths=(1, 1)),
+    "one query": small({"causal": False}, lengths=(1, 53)),
+    "31 tokens": small(lengths=(31, 31), heads=(4, 2)),
+    "queries in the midst": small({"query_start": 20, "causal": False}, lengths=(40, 75)),
+    "head_dim 32": small(head_dim=32),
+}
 #: Calls in which some queries may see no key, or meet none of their position: only forward takes its kernel.
 FORWARD_ROWS = {
+    "queries beyond the keys": small({"query_start": 70}, slopes=0.3),
     "more queries than keys": small(lengths=(75, 40)),
     "a start before all keys": small({"query_start": torch.tensor([-(2**40), 0]), "causal": False}, batch_size=2),
     "starts in a tensor": small({"query_start": torch.tensor([-300, 60]), "causal": False}, batch_size=2),
     "one start in a tensor": small({"query_start": torch.tensor(10), "causal": False}, batch_size=2),
     "more queries than keys, full": small({"causal": False}, lengths=(75, 40)),
     "queries before the keys": small({"query_start": -60, "causal": False}, slopes=0.3),
-    "queries beyond the keys": small({"query_start": 70}, slopes=0.3),
 }
-HUNDRED = small({"causal": False}, (100, 100))
-OTHERS = {
-    "33 tokens, two rows": small(lengths=(33, 33), batch_size=2),
-    "window, full": small({"window": 37, "causal": False}),
-    "one token": small(lengths=(1, 1)),
-    "one query": small({"causal": False}, lengths=(1, 53)),
-    "31 tokens": small(lengths=(31, 31), heads=(4, 2)),
-    "queries in the midst": small({"query_start": 20, "causal": False}, lengths=(40, 75)),
-    "head_dim 32": small(head_dim=32),
-    "100 tokens": small(lengths=(100, 100)),
-}
+FAST = {"causal", "huge slopes", "expanded keys", "33 tokens, two rows", "queries beyond the keys"}
 
 #: Keys of forward, its stages, keys of the second kernel, queries of the third, its stages.
 OTHER_TILES = {"8 and 32": GluonTiles(8, 3, 0, 0, 32, 8, 3, 0), "32 and 8": GluonTiles(32, 2, 0, 0, 8, 32, 2, 0)}
@@ -73,29 +72,23 @@ def check(hopper, case, kernels=KERNELS, dtype=torch.float32):
     assert list(hopper.launched) == kernels
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in ROWS | FORWARD_ROWS]
+)
 def test_rows(hopper, name):
-    check(hopper, a_third_of(name))
-
-
-@pytest.mark.parametrize("name", ["queries beyond the keys", *first_fast([*FORWARD_ROWS][:-1])])
-def test_rows_of_forward(hopper, name):
-    check(hopper, FORWARD_ROWS[name], KERNELS[:1])
-
-
-@pytest.mark.parametrize("name", first_fast(OTHERS))
-def test_other_rows(hopper, name):
-    check(hopper, OTHERS[name])
+    check(hopper, (ROWS | FORWARD_ROWS)[name], KERNELS if name in ROWS else KERNELS[:1])
 
 
 def test_half_precision(hopper):
     """Products take float32 here. The host side is that of 16-bit tensors."""
-    check(hopper, small({"causal": False}, (40, 75)), dtype=torch.float16)
+    check(hopper, small({"causal": False}, (40, 70), (1, 1)), dtype=torch.float16)
 
 
 @pytest.mark.parametrize("tiles", OTHER_TILES)
 @pytest.mark.parametrize(
-    "case", first_fast([HUNDRED, small({"segment_length": 48, "window": 21}, (90, 90), batch_size=2)]), ids=str
+    "case",
+    first_fast([small({"causal": False}, (70, 70)), small({"segment_length": 48, "window": 21}, (90, 90))]),
+    ids=str,
 )
 def test_other_tiles(hopper, tiles, case):
     hopper.use(OTHER_TILES[tiles])
@@ -127,7 +120,7 @@ def calls(draw):
     return case, tiles, draw(st.integers(1, 5)), draw(st.integers(0, 9))
 
 
-@examples(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=calls())
 def test_results_of_any_call(hopper, call):
     case, *how = call
@@ -138,11 +131,11 @@ def test_results_of_any_call(hopper, call):
 
 @pytest.mark.parametrize(
     ("slope", "causal"),
-    [(3e38, True), *first_fast([(-1e7, False), (3e38, False), (-100.0, True), (1e7, False), (3e36, True)])],
+    first_fast([(3e38, True), (-1e7, False), (3e36, False), (-100.0, True)]),
 )
 def test_extreme_slopes(hopper, slope, causal):
     """The keys that have all the weight are in tiles that every query sees."""
-    check_extreme_slopes("triton", slope, causal=causal, queries=128, keys=128)
+    check_extreme_slopes("triton", slope, causal=causal, queries=70, keys=70)
 
 
 @pytest.mark.parametrize("start", first_fast([2**60, 2**45 + 1, -(2**60)]))
@@ -153,15 +146,13 @@ def test_positions_far_from_all_keys(hopper, start):
 @pytest.mark.parametrize(
     ("lengths", "options", "taken"),
     [
-        ((40, 40), {}, KERNELS),
-        ((40, 75), {}, KERNELS),
-        ((40, 75), {"window": 35}, KERNELS),
-        ((75, 40), {}, KERNELS[:1]),
-        ((40, 75), {"query_start": 36}, KERNELS[:1]),
-        ((40, 75), {"query_start": 34}, []),
-        ((40, 75), {"query_start": -1}, []),
-        ((40, 75), {"query_start": torch.tensor(35)}, []),
-        ((40, 75), {"window": 34}, []),
+        ((20, 33), {"window": 13}, KERNELS),
+        ((33, 20), {}, KERNELS[:1]),
+        ((20, 33), {"query_start": 14}, KERNELS[:1]),
+        ((20, 33), {"query_start": 12}, []),
+        ((20, 33), {"query_start": -1}, []),
+        ((20, 33), {"query_start": torch.tensor(13)}, []),
+        ((20, 33), {"window": 12}, []),
     ],
 )
 def test_kernels_are_of_calls_in_which_tokens_see_one_another(hopper, lengths, options, taken):
@@ -186,9 +177,9 @@ def test_nan_reaches_the_results_of_its_query_alone(hopper, causal):
 @pytest.mark.parametrize("causal", [True, False])
 def test_tiles_that_are_skipped(hopper, skipping_of_few_keys, causal, tiles):
     hopper.use(OTHER_TILES[tiles])
-    leaves = [torch.randn(1, heads, 150, 16) for heads in (2, 1, 1)]
+    leaves = [torch.randn(1, heads, 110, 16) for heads in (2, 1, 1)]
     leaves.append(torch.tensor([3.0, 1.0]))
-    weights = torch.randn(1, 2, 150, 16), torch.randn(1, 2, 150)
+    weights = torch.randn(1, 2, 110, 16), torch.randn(1, 2, 110)
 
     def results_of(backend, leaves):
         options = {"causal": causal, "return_lse": True, "skip_tolerance": 2**-24, "backend": backend}
@@ -199,7 +190,7 @@ def test_tiles_that_are_skipped(hopper, skipping_of_few_keys, causal, tiles):
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5, check_dtype=False)
     begin, end = hopper.launched[KERNELS[0]].tensors["ranges"].unflatten(-1, (-1, 2)).unbind(-1)
-    assert begin[..., -1].min() > 80
+    assert begin[..., -1].min() > 40
     assert causal or end[..., 0].max() < 70
 
 
@@ -216,17 +207,6 @@ def test_keys_in_reach_of_one_consumer(hopper, skipping_of_few_keys):
     assert not hopper.launched[KERNELS[0]].tensors["ranges"][0, 0, ::2].any()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
-def test_keys_in_reach(hopper, skipping_of_few_keys, causal):
-    check_within_reach("triton", "all alike", causal=causal)
-    check_within_reach("triton", "scores that exceed negative ones", causal=causal)
-    assert list(hopper.launched) == KERNELS
-
-
-# ---- schedules and mutations
-
-
 def test_the_fewest_stages(hopper):
     """With fewer, consumers and the producer would wait for each other."""
     check(hopper, small())
@@ -238,40 +218,18 @@ def test_the_fewest_stages(hopper):
             fewer.run(seed=0)
 
 
-#: Of a repeated wait: the next iteration waits for the same tile. The compiler needs its place.
-HARMLESS = "# holds the exponentials in their place"
-
-
-@pytest.fixture
-def launches(hopper):
-    """Of kernels with 7 tiles, where one program draws at least 3 works after its own."""
+def test_no_schedule_changes_a_bit_of_the_results(hopper):
+    """Of kernels with 6 tiles, where one program draws at least 3 works after its own."""
     hopper.use(multiprocessors=1)
-    leaves, attend = HUNDRED.call()
+    leaves, attend = small({"causal": False}, (70, 70), (2, 2)).call()
     out, lse = attend([leaf.requires_grad_() for leaf in leaves], "triton")
     torch.autograd.backward((out, lse), (torch.randn_like(out), torch.randn_like(lse)))
-    assert all(launched.arguments["num_works"] >= 4 for launched in hopper.launched.values())
-    return hopper.launched
-
-
-def is_same(launched, expected, **how):
-    launched.run(**how)
-    found = launched.contents()
-    return all(torch.equal(found[name].nan_to_num(-7), expected[name].nan_to_num(-7)) for name in expected)
-
-
-def test_no_schedule_changes_a_bit_of_the_results(launches):
-    for name, launched in launches.items():
+    for name, launched in hopper.launched.items():
+        assert launched.arguments["num_works"] >= 4
         expected = launched.contents()
-        assert all(is_same(launched, expected, seed=seed) for seed in range(1, 4)), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_each_change_of_the_protocol_is_noticed(launches, kernel):
-    """It is an error, or changes some result."""
-    expected, mutations = launches[kernel].contents(), {}
-    for seed in range(3):
-        mutations |= dict.fromkeys(launches[kernel].run(seed).mutations())
-    mutations = [each for each in mutations if each.change != "left out" or HARMLESS not in each.site.path]
-    assert len(mutations) > 40
-    assert unnoticed(mutations, lambda **how: is_same(launches[kernel], expected, **how)) == []
+        for seed in (1, 2):
+            launched.run(seed)
+            found = launched.contents()
+            assert all(torch.equal(found[each].nan_to_num(-7), expected[each].nan_to_num(-7)) for each in expected), (
+                name
+            )

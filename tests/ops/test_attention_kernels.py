@@ -24,7 +24,7 @@ FEW = ["causal", "mask of everything", "mqa", "head_dim 100", "everything"]
 TIERS = {
     ("reference", torch.float64): ([
         "no keys", "no rows", "segments of nothing", "more queries than keys", "everything", "unused keys, starts",
-        "starts", "unused tokens", "no sequences",
+        "starts", "few tokens", "no sequences",
     ], []),
     ("native", torch.bfloat16): ([
         *FEW, "mask", "segments of 70", "starts in a tensor", "unused keys", "strided dims", "head_dim 5",

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.ops import backends
 from tests.support.backends import serving
-from tests.support.kernels import DEVICES, TRITON_RUNS, CalledOperators, report_of
+from tests.support.kernels import DEVICES, TRITON_RUNS, CalledOperators, pretended
 
 pytest.importorskip("triton")
 pytestmark = TRITON_RUNS
@@ -26,13 +26,6 @@ def kernels():
         found |= {name: member for name, member in members.items() if name.endswith("_kernel")}
     assert len(found) == 9
     return list(found.values())
-
-
-def forward_and_backward(batch_size, length, device="cpu", dtype=torch.float32, heads=(4, 2)):
-    query = torch.randn(batch_size, heads[0], length, 16, device=device, dtype=dtype, requires_grad=True)
-    key = torch.randn(batch_size, heads[1], length, 16, device=device, dtype=dtype, requires_grad=True)
-    out, lse = alibi_attention(query, key, key, return_lse=True, backend="triton")
-    (out.sum() + lse.sum()).backward()
 
 
 @pytest.mark.parametrize(("is_hip", "ignored"), [(False, ["pointer", "length"]), (True, ["length"])])
@@ -60,23 +53,10 @@ def test_no_number_causes_a_compilation(monkeypatch, is_hip, ignored):
 @pytest.mark.slow
 def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
     """Whatever Triton's default, kernels multiply and add at once, as their margins of error assume."""
-    report = report_of("tests.support.pretend_gpu", TRITON_DEFAULT_FP_FUSION="0")
+    report = pretended("attention", 90, TRITON_DEFAULT_FP_FUSION="0")
     assert (report.pop("launches"), report.pop("launched alike"), report.pop("fused")) == (5, True, True)
     # Rows that share tiles take two kernels of their own, long backward, too, and to skip keys takes two more.
     assert report == {"shared": 2, "short": 5, "long": 9, "afterwards": 9}
-
-
-@pytest.mark.gpu
-def test_lengths_and_batch_sizes_compile_nothing():
-    def compiled():
-        return sum(len(cache[0]) for kernel in kernels() for cache in kernel.device_caches.values())
-
-    for length in (16, 300, 1000):  # rows share tiles up to 64, keys are skipped from 512
-        forward_and_backward(2, length, "cuda", torch.bfloat16)
-    before = compiled()
-    for batch_size, length in ((1, 1), (1, 8), (3, 17), (16, 64), (2, 128), (5, 513), (1, 1024), (2, 4096)):
-        forward_and_backward(batch_size, length, "cuda", torch.bfloat16)
-    assert compiled() == before
 
 
 class Allocations(TorchDispatchMode):
@@ -97,23 +77,16 @@ class Allocations(TorchDispatchMode):
 
 def test_memory_grows_with_the_length_not_its_square():
     def allocated(length):
+        query = torch.randn(1, 1, length, 16, requires_grad=True)
         with Allocations() as allocations:
-            forward_and_backward(1, length, heads=(1, 1))
+            out, lse = alibi_attention(query, query, query, return_lse=True, backend="triton")
+            (out.sum() + lse.sum()).backward()
         return allocations
 
-    short, long = allocated(80), allocated(320)
-    assert long.largest <= 4 * short.largest
-    assert long.total <= 4.2 * short.total
-    assert long.largest < 320 * 320 * 4
-
-
-@pytest.mark.gpu
-def test_memory_at_16k():
-    query = torch.randn(1, 12, 16384, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    alibi_attention(query, query, query).sum().backward()
-    assert torch.cuda.max_memory_allocated() - before <= 12 * query.numel() * query.element_size()
+    short, long = allocated(80), allocated(240)
+    assert long.largest <= 3 * short.largest
+    assert long.total <= 3.15 * short.total
+    assert long.largest < 240 * 240 * 4
 
 
 def _elsewhere(tensor):
@@ -160,21 +133,6 @@ def test_offsets_beyond_32_bits(device):
     torch.testing.assert_close(gradients, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.gpu
-def test_more_than_2_31_elements():
-    """Batch rows beyond 2^31 elements, with outputs and gradients."""
-    query = torch.zeros(2**15 + 2, 8, 64, 128, device="cuda", dtype=torch.bfloat16)
-    query[-1].normal_()
-    query.requires_grad_()
-    out = alibi_attention(query, query, query)
-    (gradient,) = torch.autograd.grad(out[-1].float().square().sum(), query)
-    alone = query[-1:].detach().requires_grad_()
-    expected = alibi_attention(alone, alone, alone)
-    torch.testing.assert_close(out[-1:], expected, rtol=0, atol=0)
-    (wanted,) = torch.autograd.grad(expected.float().square().sum(), alone)
-    torch.testing.assert_close(gradient[-1:], wanted, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(("dtype", "named"), [(torch.float64, "float64"), (torch.bfloat16, "bfloat16")])
 def test_unsupported_dtypes(dtype, named):
     query = torch.randn(1, 2, 5, 4, dtype=dtype)
@@ -204,20 +162,15 @@ def test_an_output_that_is_not_used_has_no_gradient(backend):
 
     def gradients(weight_of_out, weight_of_lse):
         out, lse = alibi_attention(*leaves, return_lse=True, backend=backend)
-        parts = [
-            part.cos().sum() * weight
-            for part, weight in ((out, weight_of_out), (lse, weight_of_lse))
-            if weight is not None
-        ]
+        weighted = ((out, weight_of_out), (lse, weight_of_lse))
+        loss = sum(part.cos().sum() * weight for part, weight in weighted if weight is not None)
         with CalledOperators() as called:
-            return called.names, torch.autograd.grad(sum(parts), leaves, materialize_grads=True)
+            return called.names, torch.autograd.grad(loss, leaves, materialize_grads=True)
 
     for alone, both in (((1, None), (1, 0)), ((None, 1), (0, 1))):
         (names, got), (_, expected) = gradients(*alone), gradients(*both)
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other)
-        if alone == (1, None):
-            assert [name for name in names if "zeros" in name] == []
+        torch.testing.assert_close(got, expected)
+        assert alone != (1, None) or not any("zeros" in name for name in names)
 
 
 def test_what_decides_a_launch_decides_its_kind(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the host side of attention's Triton kernels decides: rows that share tiles, copies, tiles and tolerances."""
+"""What the host side of attention's Triton kernels decides: copies, tiles and tolerances."""
 
 import math
 
@@ -29,12 +29,6 @@ def launches_of(monkeypatch, query, key, options=PLAIN):
     host.Forward(query, key, key, SLOPES, options)
     host.Backward(query, None, query, query[..., 0].float(), False, query, key, key, SLOPES, options)
     return launches
-
-
-@pytest.mark.parametrize(("batch_size", "short"), [(1, False), (2, True), (2**26, True), (2**26 + 1, False)])
-def test_how_many_rows_share_tiles(batch_size, short):
-    query = rows_of(8).expand(batch_size, 1, 8, 16)
-    assert host.is_short(query, query, SLOPES, PLAIN) is short
 
 
 @pytest.mark.parametrize(

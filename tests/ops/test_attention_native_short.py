@@ -23,7 +23,7 @@ def short_lengths(draw):
     return queries, draw(st.sampled_from([queries, queries, min(64, queries + 3), max(1, queries - 2)]))
 
 
-@examples(15)
+@examples(10)
 @given(
     case=cases(
         short_lengths(),
@@ -36,7 +36,7 @@ def test_rows(case, dtype):
     check_case(case, "native", dtype=dtype, rounds_scores=True)
 
 
-@examples(8)
+@examples(6)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30),
     unused=st.sampled_from([0, 5, 130]),
@@ -102,8 +102,9 @@ def test_a_row_does_not_depend_on_its_neighbors(layout, length, dtype):
 STREAMED = 2**19
 
 
-@pytest.mark.parametrize(("layout", "head_dim"), [("contiguous", 64), ("projection", 16), ("slice", 40)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("layout", "head_dim", "dtype"), zip(["contiguous", "projection", "slice"], (64, 16, 40), DTYPES, strict=True)
+)
 def test_large_results_have_the_bits_of_small_ones(layout, dtype, head_dim):
     length, heads = 9, 4
     batch_size = -(-STREAMED // (length * heads * head_dim * dtype.itemsize))
@@ -154,8 +155,7 @@ def in_new_thread(function):
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [3, 13, 21])
+@pytest.mark.parametrize(("length", "dtype"), zip([3, 13, 21], DTYPES, strict=True))
 @pytest.mark.parametrize("start", [0, -2])  # of -2, the first two queries see no key
 def test_memory_of_calls_before_changes_nothing(start, length, dtype, dropout_p):
     leaves = [torch.randn(5, heads, length, 20).to(dtype).requires_grad_() for heads in (4, 2, 2)]

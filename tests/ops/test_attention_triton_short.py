@@ -6,7 +6,7 @@ import torch
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.attention_cases import LAYOUTS, SHORT_CASES
+from tests.support.attention_cases import LAYOUTS
 from tests.support.kernels import DEVICES, TRITON_RUNS
 from tests.support.tiers import first_fast
 
@@ -43,14 +43,19 @@ def test_nan_stays_in_its_row(layout, length, device):
     assert want[0].isfinite().all()
 
 
+def gradients_of_infinity(place, device):
+    """out, gradients of query, key and value. The query, key or value of this place holds −∞."""
+    leaves = [torch.rand(3, 1, 8, 16, device=device) for _ in range(3)]
+    leaves[place][1, 0, 2, 0] = float("-inf")
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    out = alibi_attention(*leaves, backend="triton")
+    return out, *torch.autograd.grad(out.sum(), leaves)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_infinite_key_without_weight_reaches_its_queries(device):
     """Its score is −∞, so outputs are finite. Its product with a gradient of 0 is NaN."""
-    query, key, value = (torch.rand(3, 1, 8, 16, device=device) for _ in range(3))
-    key[1, 0, 2, 0] = float("-inf")
-    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
-    out = alibi_attention(*leaves, backend="triton")
-    of_query, of_key, of_value = torch.autograd.grad(out.sum(), leaves)
+    out, of_query, of_key, of_value = gradients_of_infinity(1, device)
     assert out.isfinite().all()
     sees = torch.zeros(3, 8, dtype=torch.bool, device=device)
     sees[1, 2:] = True
@@ -62,12 +67,8 @@ def test_an_infinite_key_without_weight_reaches_its_queries(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_infinite_query_without_weights_reaches_no_gradient(device):
     """All of its scores are −∞, so it attends nothing."""
-    query, key, value = (torch.rand(2, 1, 8, 16, device=device) for _ in range(3))
-    query[0, 0, 3, 0] = float("-inf")
-    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
-    out = alibi_attention(*leaves, backend="triton")
-    _, of_key, of_value = torch.autograd.grad(out.sum(), leaves)
-    assert out[0, 0, 3].eq(0).all()
+    out, _, of_key, of_value = gradients_of_infinity(0, device)
+    assert out[1, 0, 2].eq(0).all()
     assert of_key.isfinite().all()
     assert of_value.isfinite().all()
 
@@ -84,17 +85,6 @@ def test_ranges_of_segments(device):
 PLAIN = DenseOptions(None, None, None, 0, True, 1, None, None, 0, 0)
 
 
-@pytest.mark.parametrize("name", SHORT_CASES)
-def test_the_short_rows_of_the_grid_share_tiles(name):
-    """At least in backward. Otherwise the grid would test the kernels of long rows twice."""
-    from seqwarm_kernels.ops.alibi_attention.triton_short import is_short
-
-    (query, key, _, slopes), options = SHORT_CASES[name].inputs(dtype=torch.bfloat16)
-    seed = torch.tensor(0) if "dropout_p" in options else None
-    described = PLAIN._replace(segment_length=options.get("segment_length"), dropout_seed=seed)
-    assert is_short(query, key, slopes, described, longer=False) or is_short(query, key, slopes, described, longer=True)
-
-
 def test_which_rows_share_tiles(monkeypatch):
     from seqwarm_kernels.ops.alibi_attention.triton_short import is_short
 
@@ -102,8 +92,8 @@ def test_which_rows_share_tiles(monkeypatch):
 
     def of(batch_size, length, key_length=None, slopes=1, dtype=torch.bfloat16, heads=2, head_dim=64, **options):
         longer = options.pop("longer", False)
-        query = torch.empty(batch_size, heads, length, head_dim, dtype=dtype)
-        key = torch.empty(batch_size, 2, key_length or length, head_dim, dtype=dtype)
+        query = torch.empty(1, heads, length, head_dim, dtype=dtype).expand(batch_size, -1, -1, -1)
+        key = torch.empty(1, 2, key_length or length, head_dim, dtype=dtype).expand(batch_size, -1, -1, -1)
         return is_short(query, key, torch.ones(slopes * [2]), PLAIN._replace(**options), longer=longer)
 
     assert of(2, 64)
@@ -120,6 +110,8 @@ def test_which_rows_share_tiles(monkeypatch):
     assert not of(2, 128, longer=True, head_dim=128)
     assert not of(2, 128, longer=True, heads=4)
     assert not of(1, 64)
+    assert of(2**26, 8)
+    assert not of(2**26 + 1, 8)
     assert not of(2, 0, segment_length=4)
     assert not of(2, 1, key_length=9)
     assert not of(2, 8, slopes=2)

@@ -21,8 +21,8 @@ class FunctionMode(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def whole(shape=(2, 3, 4, 8), dtype=torch.float32):
-    return torch.zeros(shape, dtype=dtype)
+def whole(shape=(2, 3, 4, 8), **options):
+    return torch.zeros(shape, **options)
 
 
 DIFFERENT = [

@@ -12,59 +12,39 @@ from ..support.defaults import other_defaults
 
 
 def attend(backend):
-    tensors = [torch.randn(1, 1, 9, 4, requires_grad=True) for _ in range(3)]
-    slopes = alibi_slopes(1).requires_grad_()
+    tensors = [*(torch.randn(1, 1, 9, 4, requires_grad=True) for _ in range(3)), alibi_slopes(1).requires_grad_()]
     mask = torch.rand(1, 9) > 0.2
-
-    def call():
-        torch.manual_seed(0)
-        out = alibi_attention(*tensors, slopes, key_padding_mask=mask, dropout_p=0.2, backend=backend)
-        return [out, *torch.autograd.grad(out.sum(), [*tensors, slopes])]
-
-    return call
+    return lambda: results_of(alibi_attention, tensors, key_padding_mask=mask, dropout_p=0.2, backend=backend)
 
 
 def attend_varlen(backend):
     tensors = [torch.randn(7, 1, 4, requires_grad=True) for _ in range(3)]
-    slopes, cu_seqlens = alibi_slopes(1).requires_grad_(), torch.tensor([0, 3, 7], dtype=torch.int32)
+    slopes, ends = alibi_slopes(1).requires_grad_(), torch.tensor([0, 3, 7], dtype=torch.int32)
 
-    def call():
-        torch.manual_seed(0)
-        options = {"query_start": 1, "dropout_p": 0.2, "backend": backend}
-        out = alibi_attention_varlen(*tensors, cu_seqlens, cu_seqlens, 4, 4, slopes, **options)
-        return [out, *torch.autograd.grad(out.sum(), [*tensors, slopes])]
+    def attend(query, key, value, slopes, **options):
+        return alibi_attention_varlen(query, key, value, ends, ends, 4, 4, slopes, **options)
 
-    return call
+    return lambda: results_of(attend, [*tensors, slopes], query_start=1, dropout_p=0.2, backend=backend)
+
+
+def results_of(attend, tensors, **options):
+    torch.manual_seed(0)
+    out = attend(*tensors, **options)
+    return [out, *torch.autograd.grad(out.sum(), tensors)]
 
 
 def resize(backend):
-    batch = {
-        "input_ids": torch.arange(20).view(2, 10),
-        "attention_mask": torch.ones(2, 10),
-        "scores": torch.rand(2, 10),
-    }
+    batch = {"input_ids": torch.arange(20).view(2, 10), "attention_mask": torch.ones(2, 10), "x": torch.rand(2, 10)}
     out = {name: tensor.clone() for name, tensor in batch.items()}
-
-    def call():
-        return [
-            resize_batch(batch, 4, return_info=True, backend=backend, **options)
-            for options in ({}, {"mode": "reshape", "remainder": "pad"}, {"keep_last_token": True}, {"out": out})
-        ]
-
-    return call
+    every = {}, {"mode": "reshape", "remainder": "pad"}, {"keep_last_token": True}, {"out": out}
+    return lambda: [resize_batch(batch, 4, return_info=True, backend=backend, **options) for options in every]
 
 
 def resize_packed(backend):
     batch = {"input_ids": torch.arange(9)[None], "labels": torch.arange(9)[None], "cu_seqlens": torch.tensor([0, 5, 9])}
     batch["position_ids"] = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])
-
-    def call():
-        return [
-            resize_batch(batch, 3, return_info=True, backend=backend, **options)
-            for options in ({}, {"mode": "reshape", "remainder": "overlap"})
-        ]
-
-    return call
+    every = {}, {"mode": "reshape", "remainder": "overlap"}
+    return lambda: [resize_batch(batch, 3, return_info=True, backend=backend, **options) for options in every]
 
 
 def statistics(backend):

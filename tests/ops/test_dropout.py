@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention
-from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.dropout import keep_mask, philox
+from tests.support.backends import serving
 
 #: Known answers of Philox-4x32-10, from the Random123 distribution: counter, key, output.
 KNOWN_ANSWERS = [
@@ -27,18 +27,14 @@ def test_philox_against_known_answers(counter, key, output):
 def test_four_neighboring_keys_share_a_counter():
     seed = torch.tensor(12345)
     head, query = torch.tensor(3), torch.tensor(5)
-    for group in range(10):
-        words = philox(seed, torch.tensor(group), query, head, torch.tensor(0))
-        for lane, word in enumerate(words):
-            kept = keep_mask(0.5, seed, head, query, torch.tensor(4 * group + lane))
-            assert bool(kept) == (int(word) >= 2**31)
+    words = philox(seed, torch.arange(10), query, head, torch.tensor(0))
+    kept = keep_mask(0.5, seed, head, query, torch.arange(40))
+    assert torch.equal(kept, torch.stack(words, 1).flatten() >= 2**31)
 
 
 @pytest.mark.parametrize("length", [4, 100])
-@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize("backend", serving())
 def test_a_number_equal_to_the_threshold_keeps_its_weight(backend, length):
-    if (reason := backends.why_not("alibi_attention", backend, "cpu", torch.float32)) is not None:
-        pytest.skip(reason)
     torch.manual_seed(3)
     seed = torch.randint(2**63 - 1, ())  # as the call draws it
     drawn = int(philox(seed, *map(torch.tensor, (0, 0, 0, 0)))[0])

@@ -16,20 +16,21 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 def attend_dense(leaves, dropout_seed, backend, **options):
     """out and lse. `dropout_seed` may be the seed or origins, which the public function does not take."""
     call = DenseCall(*leaves, backend=backend, **{"skip_tolerance": 0.0, "dropout_p": 0.3, **options})
-    operator, tensors, checked = check_dense(call)
-    if checked.dropout_p:
-        checked = checked._replace(dropout_seed=dropout_seed)
-    return operator(*tensors, *checked)[:2]
+    return results_of(dropout_seed, *check_dense(call))
 
 
 def attend_packed(leaves, ends, longest, dropout_seed, backend, **options):
     """The same of packed sequences, with lse (T, H)."""
     options = {"skip_tolerance": 0.0, "dropout_p": 0.3, "causal": False, **options}
-    operator, tensors, checked = check_varlen(VarlenCall(*leaves, *ends, *longest, backend=backend, **options))
-    if checked.dropout_p:
-        checked = checked._replace(dropout_seed=dropout_seed)
-    out, lse = operator(*tensors, *checked)[:2]
+    call = VarlenCall(*leaves, *ends, *longest, backend=backend, **options)
+    out, lse = results_of(dropout_seed, *check_varlen(call))
     return out, lse.T
+
+
+def results_of(dropout_seed, operator, tensors, options):
+    if options.dropout_p:
+        options = options._replace(dropout_seed=dropout_seed)
+    return operator(*tensors, *options)[:2]
 
 
 def draw_origins(*shape):
@@ -49,33 +50,27 @@ CASES = {
     "four queries": Case({"window": 559}, (4, 600), mask="random"),
 }
 PACKED_CASES = {
-    "sequences that share tiles": PackedCase(([5, 20, 3, 9], [12, 20, 3, 9])),
+    "sequences that share tiles": PackedCase(([5, 12, 3, 2], [9, 12, 3, 4])),
     "long sequences": PackedCase(([90, 7, 0, 72], [93, 3, 0, 101])),
 }
 
 
-@pytest.mark.parametrize("name", first_fast(CASES, "exhaustive_in_interpreter"))
+@pytest.mark.parametrize(
+    "name", [*first_fast(CASES, "exhaustive_in_interpreter"), *first_fast(PACKED_CASES, "exhaustive_in_interpreter")]
+)
 @pytest.mark.parametrize(("backend", "device", "dtype"), implementations())
 def test_results_with_any_origins(backend, device, dtype, name):
-    leaves, options = CASES[name].inputs(device, dtype)
-    origins = draw_origins(*leaves[0].shape[:2]).to(device)
+    if name in CASES:
+        leaves, options = CASES[name].inputs(device, dtype)
+        attend, where = attend_dense, [draw_origins(*leaves[0].shape[:2]).to(device)]
+    else:
+        leaves, *where, options = PACKED_CASES[name].inputs(device, dtype)
+        attend, where = attend_packed, [*where, draw_origins(4).to(device)]
 
-    def attend(leaves, backend, **changes):
-        return attend_dense(leaves, origins, backend, **{**options, **changes})
+    def attend_there(leaves, backend, **changes):
+        return attend(leaves, *where, backend, **{**options, **changes})
 
-    check_attention(backend, attend, leaves)
-
-
-@pytest.mark.parametrize("name", first_fast(PACKED_CASES, "exhaustive_in_interpreter"))
-@pytest.mark.parametrize(("backend", "device", "dtype"), implementations("alibi_attention_varlen"))
-def test_results_of_packed_sequences_with_any_origins(backend, device, dtype, name):
-    leaves, ends, longest, options = PACKED_CASES[name].inputs(device, dtype)
-    origins = draw_origins(4).to(device)
-
-    def attend(leaves, backend, **changes):
-        return attend_packed(leaves, ends, longest, origins, backend, **{**options, **changes})
-
-    check_attention(backend, attend, leaves)
+    check_attention(backend, attend_there, leaves)
 
 
 def test_mask_of_any_origins():

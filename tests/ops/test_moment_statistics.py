@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels.ops.library import overload
 
 from ..support.backends import serving
-from ..support.kernels import CountedKernel, report_of
+from ..support.kernels import CountedKernel, pretended
 from ..support.tiers import first_fast
 
 NAME = "moment_statistics"
@@ -29,8 +29,7 @@ def plain(momentum, second_moment, gradients):
     roots, sizes = [math.sqrt(value) for value in second], [abs(value) for value in first]
     squares = [value * value for value in grads]
     return [
-        *(math.fsum(roots), max(roots, default=0)),
-        *(math.fsum(sizes), max(sizes, default=0)),
+        *(number for each in (roots, sizes) for number in (math.fsum(each), max(each, default=0))),
         math.fsum(squares),
     ]
 
@@ -104,16 +103,6 @@ def test_three_empty_lists_are_refused():
         overload(NAME, "reference")([], [], [])
 
 
-@interpreted
-def test_at_the_edges_of_chunks_and_blocks():
-    """At addresses that are not aligned."""
-    from seqwarm_kernels.ops.moment_statistics import triton as host
-
-    sizes = [size + around for size in (host.BLOCK, host.CHUNK) for around in (-1, 0, 1)]
-    tensors = [torch.randn(size + 1)[1:] for size in sizes]
-    check("triton", tensors, [tensor.square() for tensor in tensors], tensors[:1])
-
-
 @pytest.mark.skipif("native" not in SERVING, reason="the kernels are not built")
 def test_native_bits_do_not_depend_on_the_threads(threads):
     lists = [[torch.rand(n) for n in (3, 400_000, 17_000)] for _ in range(3)]
@@ -140,7 +129,8 @@ def small_sizes(monkeypatch):
 )
 def test_more_tensors_and_chunks_than_a_program_reads_at_once(small_sizes, momentum, second_moments, gradients):
     """The lists share groups of chunks."""
-    lists = [[torch.randn(15 + 5 * (i == 0)) for i in range(count)] for count in (momentum, second_moments, gradients)]
+    counts = momentum, second_moments, gradients
+    lists = [[torch.randn(18 + 5 * (i == 0) - i % 3)[1:] for i in range(count)] for count in counts]
     for _ in range(2):  # the second launch finds the tickets at zero
         check("triton", lists[0], [tensor.square() for tensor in lists[1]], lists[2])
 
@@ -223,10 +213,10 @@ def test_contents_are_read_again_if_addresses_are_cached(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", [80, 90, 100])
+@pytest.mark.parametrize("chip", [80, 100])
 def test_the_kernel_compiles_once_and_to_wide_loads(chip):
     pytest.importorskip("triton")
-    report = report_of("tests.support.pretend_moments", chip)
+    report = pretended("moments", chip)
     assert report["kernels"] == 1
     assert report["spilled"] == 0
     assert report["wide_loads"] == 16  # 2048 items by 128 threads: 4 loads of float32, 2 and 2 of halves, 8 of float64
@@ -234,15 +224,10 @@ def test_the_kernel_compiles_once_and_to_wide_loads(chip):
     assert report["cached"] == 0
 
 
-def large(device="cuda"):
-    """Tensors with the shapes of a model with about 30 million parameters."""
-    sizes = [(768, 768), (3072, 768), (768,), (50257, 192), (5, 3)] * 2
-    return [torch.randn(size, device=device) for size in sizes]
-
-
 @pytest.mark.gpu
 def test_on_the_device_the_same_exact_bits_and_no_wait():
-    lists = [large(), [tensor.square() for tensor in large()], large()]
+    sizes = [(768, 768), (3072, 768), (768,), (50257, 192), (5, 3)] * 2
+    lists = [[torch.rand(size, device="cuda") for size in sizes] for _ in range(3)]
     first = overload(NAME, "triton")(*lists)
     expected = overload(NAME, "reference")(*[[tensor.double() for tensor in tensors] for tensors in lists])
     torch.testing.assert_close(first, expected, rtol=1e-6, atol=0)
@@ -252,19 +237,6 @@ def test_on_the_device_the_same_exact_bits_and_no_wait():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(first, other) for other in others)
-
-
-@pytest.mark.gpu
-def test_on_the_device_one_launch_of_the_kernel():
-    lists = [large(), [tensor.square() for tensor in large()], large()]
-    overload(NAME, "triton")(*lists)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        overload(NAME, "triton")(*lists)
-        torch.cuda.synchronize()
-    started = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    assert len([event for event in started if "moment_kernel" in event.name]) == 1
-    assert len(started) <= 2  # the other one sets the output to zero
 
 
 @pytest.mark.gpu

@@ -27,10 +27,11 @@ class Devices(TorchDispatchMode):
         return result
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def devices():
     with FakeTensorMode(), Devices() as devices, torch.no_grad():
-        yield devices
+        yield
+    assert not devices.elsewhere
 
 
 def cuda(*shape, dtype=torch.float16):
@@ -48,42 +49,34 @@ DENSE = {
 
 
 @pytest.mark.parametrize("options", DENSE.values(), ids=DENSE)
-def test_attention(devices, options):
+def test_attention(options):
     options = {name: make() for name, make in options.items()}
     out, lse = alibi_attention(cuda(2, 4, 10, 16), *[cuda(2, 2, 10, 16)] * 2, return_lse=True, **options)
     assert out.is_cuda
     assert lse.is_cuda
-    assert not devices.elsewhere
 
 
-def test_packed_attention(devices):
-    tensors = [cuda(9, 4, 16)] * 3
+def test_packed_attention():
     ends = [cuda(3, dtype=torch.int32)] * 2
-    assert alibi_attention_varlen(*tensors, *ends, 5, 5, dropout_p=0.1).is_cuda
-    assert not devices.elsewhere
+    assert alibi_attention_varlen(*[cuda(9, 4, 16)] * 3, *ends, 5, 5, dropout_p=0.1).is_cuda
 
 
 @pytest.mark.parametrize("backend", backends.BACKENDS)
-def test_backward(devices, backend):
+def test_backward(backend):
     """Of the operator. Autograd would look for a real device."""
     query, key, slopes = cuda(2, 4, 10, 16), cuda(2, 2, 10, 16), cuda(4)
-    options = DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-    outputs = overload("alibi_attention", backend)(query, key, key, slopes, *options)
-    gradients = overload("alibi_attention_backward", backend)(
-        outputs[0], None, *outputs, True, query, key, key, slopes, *options
-    )
+    given = query, key, key, slopes, *DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
+    outputs = overload("alibi_attention", backend)(*given)
+    gradients = overload("alibi_attention_backward", backend)(outputs[0], None, *outputs, True, *given)
     assert [tuple(gradient.shape) for gradient in gradients] == [query.shape, key.shape, key.shape, slopes.shape]
-    assert not devices.elsewhere
 
 
-def test_slopes(devices):
+def test_slopes():
     assert alibi_slopes(8, device="cuda").is_cuda
-    assert not devices.elsewhere
 
 
 @pytest.mark.parametrize("mode", ["truncate", "reshape"])
-def test_resize_batch(devices, mode):
+def test_resize_batch(mode):
     batch = {name: cuda(4, 33, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
     resized, info = resize_batch(batch, 8, mode=mode, return_info=True)
     assert all(tensor.is_cuda for tensor in tree_leaves((resized, tuple(info))))
-    assert not devices.elsewhere

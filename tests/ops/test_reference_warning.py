@@ -1,15 +1,10 @@
 """Without native kernels, the first call that they would serve warns, and only that one."""
 
-import shutil
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
-import seqwarm_kernels
 from seqwarm_kernels import alibi_attention, resize_batch
 from seqwarm_kernels.attention import fast_path
 from seqwarm_kernels.ops import backends
@@ -57,23 +52,3 @@ def test_a_compiled_call_warns(without_kernels):
 def test_no_warning_where_there_are_no_kernels(without_kernels, monkeypatch):
     monkeypatch.setattr(backends, "is_supported_platform", lambda: False)
     assert caught_of(alibi_attention, *[torch.zeros(1, 2, 4, 8)] * 3) == []
-
-
-#: A module that the copied package lacks would else be found in an editable installation.
-SCRIPT = """
-import sys, torch
-sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
-from seqwarm_kernels import alibi_attention
-alibi_attention(*[torch.zeros(1, 2, 4, 8)] * 3)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not backends.is_supported_platform(), reason="there are no kernels for this platform")
-def test_a_package_without_kernels(tmp_path):
-    package = Path(seqwarm_kernels.__file__).parent
-    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert f"{script}:5: UserWarning: {MESSAGE.replace('they', 'the kernels')}" in run.stderr

@@ -1,14 +1,12 @@
 """resize_batch on every available backend and device, against lists cut in plain Python."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
-from seqwarm_kernels import BatchBuffers, resize_batch
+from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 from seqwarm_kernels.self_check import calls
@@ -83,15 +81,32 @@ def test_every_method_at_every_length(backend, method, seq_len):
         check(batch, seq_len, method, backend)
 
 
+DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
+
+
+def draw_tensor(data, batch_size, length):
+    """A tensor of any dtype, with or without features, transposed, expanded, or a strided part of a larger one."""
+    features, dtype = data.draw(st.sampled_from([(), (1,), (3,), (8,), (2, 2)])), data.draw(st.sampled_from(DTYPES))
+    spare, step = data.draw(st.sampled_from([0, 1, 8])), data.draw(st.sampled_from([1, 2]))
+    large = torch.randint(-100, 100, (batch_size, step * length + spare, *features))
+    tensor = large.to(dtype)[:, spare::step][:, :length]
+    layout = data.draw(st.sampled_from(["as it is", "transposed", "expanded"]))
+    if layout == "transposed":
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    return tensor[:1].expand_as(tensor) if layout == "expanded" and batch_size else tensor
+
+
 @pytest.mark.exhaustive_in_interpreter
-@examples(30, **named_backend)
+@examples(40, **named_backend)
 @given(data=st.data())
 def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
     batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
     seq_len, method = data.draw(st.integers(1, 45)), data.draw(st.sampled_from(METHODS))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     copy = data.draw(st.booleans())
-    batch = some_batch(batch_size, length, (any_padding if copy else right_padding)(batch_size, length))
+    mask = (any_padding if copy else right_padding)(batch_size, length).to(data.draw(st.sampled_from(DTYPES)))
+    batch = some_batch(batch_size, length, mask)
+    batch |= {f"tensor_{i}": draw_tensor(data, batch_size, length) for i in range(data.draw(st.integers(0, 2)))}
     resized = check(batch, seq_len, method, backend, copy=copy)
     tokens = resized["input_ids"].flatten().tolist()
     tokens = [token for token in tokens if token != 0]
@@ -104,16 +119,6 @@ def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
         assert sorted(counted) == sorted(batch["labels"].flatten().tolist())
     else:
         assert len(tokens) == len(set(tokens))
-
-
-def test_rows_of_30_at_8(backend):
-    batch = {"input_ids": torch.arange(60).view(2, 30)}
-    dropped = resize_batch(batch, 8, mode="reshape", backend=backend)["input_ids"]
-    assert dropped.shape == (6, 8)
-    assert dropped[:, 0].tolist() == [0, 8, 16, 30, 38, 46]
-    stream = resize_batch(batch, 8, mode="flatten", backend=backend)["input_ids"]
-    assert stream.flatten().tolist() == list(range(56))  # one stream: new rows span source rows, the tail is dropped
-    assert stream.shape == (7, 8)
 
 
 def test_truncate_keeps_a_vector_of_another_length(backend):
@@ -130,16 +135,6 @@ def test_1d_tensors(backend):
         padded = resize_batch(batch, 4, mode="reshape", remainder="pad", **options)
         assert padded["weight"].tolist() == [0.5] * 3 + [2.0] * 3
         assert padded["scale"].item() == 3
-
-
-@pytest.mark.parametrize("shape", [(2, 9, 9), (2, 1, 9, 9)])
-def test_square_masks(backend, shape):
-    square = torch.randint(0, 2, shape)
-    batch = {"input_ids": torch.arange(18).view(2, 9), "attention_mask": square, "features": torch.randn(2, 9, 9)}
-    for copy in (True, False):
-        cut = resize_batch(batch, 4, copy=copy, backend=backend)
-        assert torch.equal(cut["attention_mask"], square[..., :4, :4])
-        assert torch.equal(cut["features"], batch["features"][:, :4])
 
 
 @pytest.mark.parametrize("dtype", first_fast([torch.int64, torch.float16, torch.uint8], "exhaustive_in_interpreter"))
@@ -179,21 +174,6 @@ def test_pad_values(backend):
     assert padded["flags"].tolist() == [[False] * 3, [False, False, True]]
     lapped = resize_batch(batch, 3, mode="reshape", remainder="overlap", pad_values=pad_values, backend=backend)
     assert lapped["labels"].tolist() == [[1, 1, 1], [-1, 1, 1]]
-
-
-LABELS = ["labels", "lm_labels", "label", "label_ids", "span_label_ids", "target", "lm_targets"]
-NO_LABELS = ["is_target", "has_label", "segment_label", "position_target", "mylabels"]
-
-
-@pytest.mark.parametrize("name", LABELS + NO_LABELS)
-def test_labels_are_known_by_their_names(name):
-    """Repeated tokens of others keep their values."""
-    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=torch.int8)}
-    padded, lapped = (
-        resize_batch(batch, 3, mode="reshape", remainder=remainder)[name].tolist() for remainder in ("pad", "overlap")
-    )
-    assert padded == [[1, 1, 1], [1, 1, -100 if name in LABELS else 0]]
-    assert lapped == [[1, 1, 1], [-100 if name in LABELS else 1, 1, 1]]
 
 
 def assert_same(got, expected):
@@ -238,40 +218,6 @@ def test_info_without_a_mask(backend):
         check_info(info, torch.tensor([[1, 1, 1], [1, 1, 0]] * 3, dtype=torch.bool))
 
 
-DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
-
-
-def draw_tensor(data, batch_size, length, numbers=(-100, 100), features=((), (1,), (3,), (8,), (2, 2))):
-    """A tensor of any dtype, with or without features, transposed, expanded, or a strided part of a larger one."""
-    features, dtype = data.draw(st.sampled_from(features)), data.draw(st.sampled_from(DTYPES))
-    spare, step = data.draw(st.sampled_from([0, 1, 8])), data.draw(st.sampled_from([1, 2]))
-    large = torch.randint(*numbers, (batch_size, step * length + spare, *features))
-    tensor = large.to(dtype)[:, spare::step][:, :length]
-    layout = data.draw(st.sampled_from(["as it is", "transposed", "expanded"]))
-    if layout == "transposed":
-        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    return tensor[:1].expand_as(tensor) if layout == "expanded" and batch_size else tensor
-
-
-@pytest.mark.parametrize("backend", served("resize_batch", without="reference"), indirect=True)
-@pytest.mark.exhaustive_in_interpreter
-@examples(60, **named_backend)
-@given(data=st.data())
-def test_no_batch_on_which_backends_disagree(backend, data):
-    batch_size, length = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 33))
-    seq_len, method = data.draw(st.integers(1, 35)), data.draw(st.sampled_from(METHODS))
-    torch.manual_seed(data.draw(st.integers(0, 1000)))
-    batch = {f"tensor_{i}": draw_tensor(data, batch_size, length) for i in range(data.draw(st.integers(0, 2)))}
-    batch["labels"] = torch.randint(0, 100, (batch_size, length), dtype=torch.int32)
-    batch["attention_mask"] = draw_tensor(data, batch_size, length, numbers=(0, 2), features=[()])
-    if method["mode"] == "truncate":
-        batch["pair_mask"] = torch.rand(batch_size, length, length)
-    if method["mode"] != "flatten":
-        batch["weight"] = torch.rand(batch_size)
-    expected = resize_batch(batch, seq_len, return_info=True, backend="reference", **method)
-    assert_same(resize_batch(batch, seq_len, return_info=True, backend=backend, **method), expected)
-
-
 def blocks_of_16_bytes():
     """Lengths at which every tensor is copied in blocks, with a batch of several tiles."""
     batch = some_batch(5, 192, any_padding(5, 192))
@@ -280,15 +226,14 @@ def blocks_of_16_bytes():
 
 
 def rows_longer_than_a_tile():
-    mask = torch.zeros(3, 2500, dtype=torch.int64)
-    mask[0, 1250:2460] = mask[1, 2100:] = mask[2, :2300] = 1
-    return some_batch(3, 2500, mask), (1201,)
+    mask = torch.zeros(3, 1300, dtype=torch.int64)
+    mask[0, 50:1260] = mask[1, 900:] = mask[2, :1100] = 1
+    return some_batch(3, 1300, mask), (1201,)
 
 
-def many_tensors(number):
-    batch = some_batch(2, 11)
-    batch |= {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(number - len(batch))}
-    return batch, (4,)
+def many_tensors():
+    more = {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(17)}
+    return some_batch(2, 11) | more, (4,)
 
 
 def tokens_of_any_size_at_any_address():
@@ -301,11 +246,10 @@ def tokens_of_any_size_at_any_address():
 
 
 LARGE = {
-    "24 tensors": partial(many_tensors, 24),
+    "24 tensors": many_tensors,
     "tokens of any size at any address": tokens_of_any_size_at_any_address,
     "blocks of 16 bytes": blocks_of_16_bytes,
     "rows longer than a tile": rows_longer_than_a_tile,
-    "300 tensors": pytest.param(partial(many_tensors, 300), marks=pytest.mark.exhaustive),
 }
 
 
@@ -316,23 +260,6 @@ def test_larger_batches(backend, make, method):
     batch, lengths = make()
     for seq_len in lengths:
         check(batch, seq_len, method, backend)
-
-
-@pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
-    batch = some_batch(3, 40, any_padding(3, 40))
-    options = {name: method[name] for name in ("mode", "remainder") if name in method}
-    buffers = BatchBuffers(batch, 40, **options)
-    addresses = set()
-    for seq_len in (1, 7, 20, 39, 40, 41):
-        expected = resize_batch(batch, seq_len, return_info=True, backend="reference", **method)
-        buffers["embeddings"].fill_(torch.nan)
-        got = resize_batch(batch, seq_len, out=buffers, return_info=True, backend=backend, **method)
-        assert_same(got, expected)
-        assert all(tensor.is_contiguous() for tensor in got[0].values())
-        addresses.add(tuple(tensor.data_ptr() for tensor in tree_leaves(got)))
-    assert len(addresses) == 1
 
 
 @pytest.mark.parametrize(

@@ -39,20 +39,14 @@ def test_the_next_result_reuses_freed_memory():
 
 
 def test_memory_in_use_is_never_reused():
+    """A view keeps its memory, too."""
     random.seed(0)
     held = {}
-    for value in range(80):
-        held[value] = resized(value, random.choice([300, 310, 500, 1000]))
+    for value in range(50):
+        held[value] = resized(value, random.choice([300, 310, 500, 1000]))[10:]
         if len(held) > 4:
             del held[random.choice(list(held))]
         assert all((tensor == number).all() for number, tensor in held.items())
-
-
-def test_a_view_keeps_its_memory():
-    view = resized(1, 1000)[10:20]
-    others = [resized(value, 1000) for value in range(2, 5)]
-    assert (view == 1).all()
-    assert len({view.untyped_storage().data_ptr(), *(other.data_ptr() for other in others)}) == 4
 
 
 def test_kept_memory_never_exceeds_the_most_in_use():

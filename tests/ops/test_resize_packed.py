@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
+from tests.support import cut_tokens
 from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_interpreter, needs_native
 from tests.support.kernels import CountedKernel
 from tests.support.tiers import examples, first_fast
@@ -39,14 +40,12 @@ def some_values(shape, dtype, stride=1):
 
 def table_of(lengths, pieces):
     """`pieces` of the operator for lists of pieces (sequence, offset, length, repeated)."""
-    starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
-    rows, first = [[], [], [], [], []], 0
+    columns, first = [], 0
     for sequence, offset, length, repeated in pieces:
-        values = first, starts[sequence] + offset, starts[sequence], sequence, repeated
-        for row, value in zip(rows, values, strict=True):
-            row.append(value)
+        start = sum(lengths[:sequence])
+        columns.append((first, start + offset, start, sequence, repeated))
         first += length
-    return torch.tensor(rows, dtype=torch.int64), first
+    return torch.tensor(columns, dtype=torch.int64).view(-1, 5).T.contiguous(), first
 
 
 def tokens_of(lengths, pieces):
@@ -59,19 +58,17 @@ def tokens_of(lengths, pieces):
 
 def expected_of(tensor, kind, fill_value, lengths, pieces):
     tokens = list(tokens_of(lengths, pieces))
+    if kind == PackedKind.INDEX:
+        numbers = torch.tensor([number for number, *_ in tokens], dtype=tensor.dtype)
+        return numbers.view(-1, *[1] * (tensor.dim() - 1)).expand(-1, *tensor.shape[1:])
     if kind == PackedKind.SEQUENCE:
-        values = [tensor[sequence] for sequence, *_ in pieces]
-    elif kind == PackedKind.POSITION:
-        values = [tensor[start] for _, _, _, start, _ in tokens]
-    elif kind == PackedKind.INDEX:
-        values = [torch.full_like(tensor[0], number) for number, *_ in tokens]
+        places = [sequence for sequence, *_ in pieces]
     else:
-        fills = kind == PackedKind.LABEL
-        values = [
-            torch.full_like(tensor[0], fill_value) if fills and is_repeated else tensor[token]
-            for _, _, token, _, is_repeated in tokens
-        ]
-    return torch.stack(values) if values else tensor[:0]
+        places = [start if kind == PackedKind.POSITION else token for _, _, token, start, _ in tokens]
+    expected = tensor[torch.tensor(places, dtype=torch.int64)]
+    if kind == PackedKind.LABEL:
+        expected[torch.tensor([is_repeated for *_, is_repeated in tokens], dtype=torch.bool)] = fill_value
+    return expected
 
 
 def check_info(info, mask, lengths, pieces):
@@ -151,21 +148,13 @@ RULES = ["truncate", "reshape_drop", "reshape_pad", "reshape_overlap", "flatten"
 
 
 def cut(lengths, seq_len, rule):
-    """Pieces (sequence, offset, length, repeated), written down from the documentation."""
-    pieces = []
-    for sequence, length in enumerate(lengths):
-        offsets = range(0, max(length, 1), seq_len)
-        whole = [(sequence, offset, min(seq_len, length - offset), 0) for offset in offsets]
-        if rule == "truncate":
-            whole = whole[:1]
-        if len(whole) > 1 and whole[-1][2] < seq_len:
-            *whole, (_, _, left, _) = whole
-            if rule == "reshape_overlap":
-                whole.append((sequence, length - seq_len, seq_len, seq_len - left))
-            elif rule != "reshape_drop":
-                whole.append((sequence, length - left, left, 0))
-        pieces += whole
-    return pieces
+    """Pieces (sequence, offset, length, repeated)."""
+    mode, _, remainder = rule.partition("_")
+    cut_from, tokens = cut_tokens.cut_sequences(lengths, seq_len, mode, remainder or "drop")
+    return [
+        (sequence, piece[0][1] if piece else 0, len(piece), sum(is_repeated for *_, is_repeated in piece))
+        for sequence, piece in zip(cut_from, tokens, strict=True)
+    ]
 
 
 @examples(50)
@@ -195,16 +184,19 @@ def test_native_threads_begin_inside_pieces(threads):
     check("native", [labels, labels[:, 0]], [2, 3], [-100, 0], None, lengths, pieces)
 
 
-@pytest.mark.parametrize("count", first_fast([7, 1, 2, 3, 4, 8, 9, 65], "exhaustive_in_interpreter"))
-def test_any_number_of_pieces(backend, count):
-    """Bisection begins with the largest power of two. Programs of the info take several pieces each."""
-    lengths = [3] * count
-    check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, "reshape_overlap"))
+EMPTY = [0, 0, 5, 0, 0, 3, 0, 0]
 
 
-@pytest.mark.parametrize("lengths", first_fast([[0, 0, 5, 0, 0, 3, 0, 0], [0], []], "exhaustive_in_interpreter"))
-@pytest.mark.parametrize("rule", first_fast(RULES, "exhaustive_in_interpreter"))
-def test_sequences_without_tokens(backend, lengths, rule):
+@pytest.mark.parametrize(
+    ("lengths", "rule"),
+    [
+        # Bisection begins with the largest power of two. Programs of the info take several pieces each.
+        *first_fast([([3] * count, "reshape_overlap") for count in (7, 1, 8, 65)], "exhaustive_in_interpreter"),
+        *first_fast([(EMPTY, rule) for rule in RULES], "exhaustive_in_interpreter"),
+        *first_fast([([0], "truncate"), ([], "truncate")], "exhaustive_in_interpreter"),
+    ],
+)
+def test_few_and_many_pieces_some_without_tokens(backend, lengths, rule):
     check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, rule))
 
 

@@ -169,16 +169,13 @@ CASES = {
     "window, full": Case({"window": 37, "causal": False}),
     "window of itself": Case({"window": 0, "causal": False}),
     "window wider than a tile": Case({"window": 150}, lengths=(400, 400), heads=(1, 1)),
-    "segments of 1": _segments(1),
     "segments of 20, full": _segments(20, causal=False),
-    "segments of 64": _segments(64),
     "segments of 70": _segments(70),
     "segments of 100, full": _segments(100, causal=False, window=60),
     "a segment longer than the row": _segments(1000),
     "start before the keys": Case({"query_start": -30}),
     "start inside, full": Case({"query_start": 20, "causal": False}),
     "start beyond the keys": Case({"query_start": 300, "window": 250}),
-    "start far beyond the keys": Case({"query_start": 900}, slopes=0.01),
     "starts in a tensor": Case({"query_start": torch.tensor([-40, 170]), "causal": False}, batch_size=2),
     "one start in a tensor": Case({"query_start": torch.tensor(60, dtype=torch.int32)}, batch_size=2),
     "mask": Case(mask="random", batch_size=2),
@@ -212,8 +209,10 @@ CASES = {
     "unused keys, starts": Case(
         {"query_start": torch.tensor([45, 99]), "skip_tolerance": 2.0**-24},
         (70, 200),
-        batch_size=2,
-        slopes=0.01,
+        (2, 1),
+        2,
+        16,
+        0.01,
         mask="random",
     ),
     "unused keys on both sides": Case(
@@ -233,12 +232,7 @@ CASES = {
 #: Few queries over many keys, for which kernels cut the keys into chunks.
 DECODING_CASES = {
     "three queries, dropout": Case(
-        {"dropout_p": 0.3, "skip_tolerance": 2.0**-24},
-        (3, 520),
-        (3, 1),
-        slopes="random",
-        mask="random",
-        bounded=True,
+        {"dropout_p": 0.3, "skip_tolerance": 2.0**-24}, (3, 520), (3, 1), slopes="random", mask="random", bounded=True
     ),
     "one query": Case(lengths=(1, 512), heads=(4, 2), batch_size=2),
     "one query, more chunks": Case(lengths=(1, 4500), slopes="flat", bounded=True),
@@ -250,7 +244,7 @@ DECODING_CASES = {
     "one start": Case({"causal": False, "query_start": torch.tensor(300)}, lengths=(4, 600), heads=(6, 2)),
     "sixteen queries, window": Case({"window": 300}, (16, 700), (6, 1), slopes="flat", mask="random"),
     "starts": Case(
-        {"causal": False, "window": 400, "query_start": torch.tensor([-1, 900])}, (2, 1100), (2, 1), 2, slopes="by row"
+        {"causal": False, "window": 200, "query_start": torch.tensor([-1, 430])}, (2, 530), (1, 1), 2, slopes="by row"
     ),
     "one query, mask of everything": Case(lengths=(1, 700), mask="everything"),
     "three queries, unused keys": Case(
@@ -294,11 +288,9 @@ PACKED_CASES = {
         ([0, 70, 0, 0, 9, 0], [0, 70, 0, 5, 9, 0]), 0, {"causal": False, "window": 90}, slopes="by row"
     ),
     "more keys": PackedCase(([5, 90, 20], [80, 100, 150])),
-    "fewer keys": PackedCase(([80, 100], [30, 1]), 0, {"causal": False}),
     "far fewer keys": PackedCase(([600, 10], [3, 9]), 0, {"causal": False}),
     "rows without keys in a tile": PackedCase(([9, 87], [0, 270]), 9),
     "many short ones": PackedCase(([3, 8, 1, 5, 2, 7, 4] * 4,) * 2),
-    "unused tokens": PackedCase(([40, 70], [40, 70]), 30),
     "unused tokens, window": PackedCase(([140, 20],) * 2, 9, {"window": 25, "causal": False}, slopes="by row"),
     "dropout": PackedCase(([30, 60], [50, 60]), 0, {"dropout_p": 0.3}),
     "starts, few tokens": PackedCase(([3, 0, 4], [3, 2, 9]), 2, {"query_start": torch.tensor([-1, 0, 20])}),
@@ -307,9 +299,6 @@ PACKED_CASES = {
         3,
         {"query_start": torch.tensor([-2, 3, 50, 7, 200])},
         slopes="by row",
-    ),
-    "starts, full": PackedCase(
-        ([5, 90, 20], [80, 100, 9]), 0, {"query_start": torch.tensor([-300, 30, 70]), "causal": False}
     ),
     "starts, window": PackedCase(
         ([70, 40], [200, 60]), 0, {"query_start": torch.tensor([90, -9], dtype=torch.int32), "window": 25}
@@ -323,9 +312,7 @@ PACKED_CASES = {
     "unused keys": PackedCase(
         ([3, 70, 0, 5], [100, 130, 6, 30]), 0, {"window": 20, "query_start": torch.tensor([40, 60, 6, -5])}
     ),
-    "unused keys, skipping": PackedCase(
-        ([3, 70, 0, 5], [100, 130, 6, 30]), 0, {"window": 20, "skip_tolerance": 2.0**-24}
-    ),
+    "unused keys, skipping": PackedCase(([3, 70, 5], [100, 130, 30]), 0, {"window": 20, "skip_tolerance": 2.0**-24}),
     # A tile of queries sees whole tiles of keys of two sequences of 96, or the keys of seven sequences.
     "many sequences": PackedCase(([*[96] * 4, *range(0, 50, 3)],) * 2, 0, {"causal": False}, 32, "by row"),
     "few queries of many sequences": PackedCase(([10] * 10, [100] * 10), head_dim=32),

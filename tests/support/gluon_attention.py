@@ -85,8 +85,7 @@ class Launched:
     def contents(self):
         return {name: tensor.clone() for name, tensor in self.tensors.items()}
 
-    def run(self, seed, mutation=None):
-        """Returns the emulator's run."""
+    def run(self, seed):
         for name, before in self._before.items():
             self.tensors[name].copy_(before)
-        return launch(self.kernel, (self.programs,), self.arguments, seed=seed, mutation=mutation)
+        launch(self.kernel, (self.programs,), self.arguments, seed=seed)

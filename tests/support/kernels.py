@@ -126,10 +126,10 @@ def check_extreme_slopes(backend, slope, *, causal=True, hides_nearest=False, qu
         assert (got - want).abs().max().item() <= terms * 2**-23 * most, name
 
 
-def report_of(module, *arguments, **environment):
-    """What `python -m module` prints as JSON, where Triton compiles."""
+def pretended(report, chip, **environment):
+    """What a function of tests/support/pretend_gpu.py returns, where Triton compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.support.pretend_gpu", report, str(chip)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

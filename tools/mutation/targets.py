@@ -51,7 +51,7 @@ _SERVED = "ops/test_operators.py::test_every_backend_that_is_installed_serves_ev
 _MOMENTS = f"{_SERVED} ops/test_moment_statistics.py ops/test_defaults.py -m 'not gpu' -k"
 _GRID = "ops/test_attention_kernels.py"
 _NATIVE = "ops/test_attention_native.py"
-_NATIVE_SHORT, _NATIVE_DECODING = "ops/test_attention_native_short.py", "ops/test_attention_native_decoding.py"
+_NATIVE_SHORT, _NATIVE_DECODING = "ops/test_attention_native_short.py", "ops/test_attention_decoding.py -k 'not triton'"
 _SHORT_ROWS = "ops/test_attention_triton_short.py"
 _CALLS, _SKIPPING = "attention/test_fast_path.py", "attention/test_attended_share.py"
 #: Compiles kernels for two chips, and looks at their loops and copies.
@@ -132,7 +132,8 @@ TARGETS = [
     *_targets(
         f"{_OPS}/alibi_attention",
         "triton_decode.py triton_decode_kernel.py",
-        "ops/test_attention_triton_decoding.py",
+        "ops/test_attention_decoding.py -k triton",
+        f"{_GRID} -k 'triton and quer'",
         f"{_SKIPPING} ops/test_attention_launch.py -k 'not pretended'",
     ),
     *_targets(
@@ -149,7 +150,7 @@ TARGETS = [
         "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp cpu_features.cpp forward.cpp backward.cpp "
         "operator.cpp",
         f"{_NATIVE} ops/test_attention_native_ranges.py {_SKIPPING} {_GRID} -k native",
-        f"{_NATIVE_SHORT} {_NATIVE_DECODING} ops/test_host_values.py",
+        f"{_NATIVE_SHORT} ops/test_host_values.py {_NATIVE_DECODING}",
     ),
     *_native(
         "dropout.h",

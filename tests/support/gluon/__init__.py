@@ -1,8 +1,6 @@
 """Runs kernels written in Gluon for Hopper on CPU threads, which proves their barriers without a GPU.
 
-    run = launch(kernel, grid, {"query": Descriptor(query, [64, 128], gl.bfloat16), "Out": out, "scale": 0.5, "D": 128})
-    for mutation in run.mutations():
-        launch(kernel, grid, {...}, seed=1, mutation=mutation)  # must raise ProtocolError, or give other results
+    launch(kernel, grid, {"query": TensorDescriptor.from_tensor(query, [64, 128]), "Out": out, "scale": 0.5, "D": 128})
 
 A kernel's functions run as they are written, with other globals: `gl`, `mbarrier`, `tma` and the like are this
 package's, and so are other jit functions. Programs run one after another. A seed chooses their order, and in which
@@ -13,7 +11,7 @@ before it (memory.py). Not looked at: layouts, the order of loads and stores in 
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -28,34 +26,26 @@ from triton.runtime.jit import JITFunction
 from .machine import Machine
 from .memory import ProtocolError
 from .operations import BARRIERS, COPIES, LANGUAGE, PRODUCTS
-from .sites import EMULATED, Mutation
-from .values import Descriptor, Host, Tensor, scalar
+from .sites import EMULATED
+from .values import Host, Tensor, scalar
 
-__all__ = ["Descriptor", "Machine", "Mutation", "ProtocolError", "launch", "unnoticed"]
+__all__ = ["ProtocolError", "launch"]
 
 
-def launch(
-    kernel: Any,
-    grid: Sequence[int],
-    arguments: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    mutation: Mutation | None = None,
-) -> Machine:
+def launch(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any], *, seed: int = 0) -> None:
     """Run all programs of a grid. The kernel's stores reach the arguments.
 
     Args:
         kernel: a function under `gluon.jit`.
         grid: the programs along each axis.
-        arguments: by name: numpy arrays or CPU tensors for pointers, a Descriptor or Triton's TensorDescriptor,
-            numbers, None, tuples of these, and anything where the kernel says `gl.constexpr`.
+        arguments: by name: CPU tensors for pointers, Triton's TensorDescriptor, numbers, None, tuples of these, and
+            anything where the kernel says `gl.constexpr`.
         seed: of the schedule.
-        mutation: a change of the kernel's protocol, of `mutations()` of what an earlier launch returned.
     """
     host = Host()
     given = {name: _argument(value, kernel.fn.__annotations__.get(name), host) for name, value in arguments.items()}
     _with_other_globals.cache_clear()
-    machine = Machine.current = Machine((*grid, 1, 1)[:3], seed, mutation)
+    machine = Machine.current = Machine((*grid, 1, 1)[:3], seed)
     programs = list(itertools.product(*map(range, machine.grid)))
     machine.random.shuffle(programs)
     with np.errstate(all="ignore"):
@@ -65,21 +55,6 @@ def launch(
             except ProtocolError as error:
                 raise ProtocolError(f"program {program}: {error}") from error
     host.write_back()
-    return machine
-
-
-def unnoticed(
-    mutations: Iterable[Mutation], is_right: Callable[..., bool], seeds: Iterable[int] = range(3)
-) -> list[str]:
-    """Mutations with which `is_right(seed=seed, mutation=mutation)` is True and raises no error, for all seeds."""
-
-    def passes(mutation: Mutation, seed: int) -> bool:
-        try:
-            return is_right(seed=seed, mutation=mutation)
-        except ProtocolError:
-            return False
-
-    return [str(mutation) for mutation in mutations if all(passes(mutation, seed) for seed in seeds)]
 
 
 def _argument(value: Any, annotation: Any, host: Host) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .memory import Barrier, Clock, Copy, Flight, ProtocolError, Region, SharedMemory, learn, poison
-from .sites import Mutation, Site, Use, kernel_frames, mutations_of, where
+from .sites import here
 
 
 class Stopped(BaseException):
@@ -39,9 +39,8 @@ class Machine:
 
     current: ClassVar["Machine"]
 
-    def __init__(self, grid: tuple[int, ...], seed: int, mutation: Mutation | None) -> None:
-        self.grid, self.random, self.mutation = grid, random.Random(seed), mutation
-        self.uses: dict[Site, Use] = {}
+    def __init__(self, grid: tuple[int, ...], seed: int) -> None:
+        self.grid, self.random = grid, random.Random(seed)
         self.writers: dict[tuple[int, int], np.ndarray] = {}
         self.partitions_before = 0  # in earlier programs
 
@@ -172,17 +171,15 @@ class Machine:
         region.fenced = False
         self.running.unfenced.append(region)
 
-    def finish(self, flights: list[Flight], left: int) -> bool:
-        """Wait until at most `left` of the running partition's flights are left. Returns whether any ended."""
+    def finish(self, flights: list[Flight], left: int) -> None:
+        """Wait until at most `left` of the running partition's flights are left."""
         me = self.running
         self.pause()
-        ended = [flights.pop(0) for _ in range(len(flights) - left)]
-        for flight in ended:
+        for flight in [flights.pop(0) for _ in range(len(flights) - left)]:
             flight.finished = True
             for region in flight.regions:
                 region.readers.remove(flight)
                 region.reads[me] = me.clock[me]
-        return bool(ended)
 
     def note_store(self, memory: np.ndarray, items: np.ndarray) -> None:
         """No two partitions, of any programs, store one item of global memory."""
@@ -193,22 +190,5 @@ class Machine:
             raise ProtocolError(f"{self.here()}: two partitions store the same item, of which a GPU may keep either")
         writers[items] = me
 
-    # ---- places in the kernel
-
     def here(self) -> str:
-        return f"{self.running}: {where(kernel_frames())}"
-
-    def site(self, operation: str, barrier: Barrier | None = None) -> tuple[Use, str]:
-        """Note a call, and say what a mutation changes there."""
-        frames = list(kernel_frames())
-        site = Site(operation, where(frames), tuple(frame.f_lasti for frame in frames))
-        use = self.uses.setdefault(site, Use())
-        if barrier is not None:
-            use.names.add(barrier.name)
-            if operation != "init":
-                barrier.name.find(barrier.among)
-        return use, self.mutation.change if self.mutation is not None and self.mutation.site == site else ""
-
-    def mutations(self) -> list[Mutation]:
-        """Changes of the kernel's protocol, for other launches."""
-        return mutations_of(self.uses)
+        return f"{self.running}: {here()}"

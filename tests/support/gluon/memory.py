@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .sites import Name
+from .sites import here
 
 #: By actor (a partition or a copy), the number of its steps that are known to have happened.
 Clock = dict[Any, int]
@@ -21,29 +21,27 @@ class ProtocolError(Exception):
     """A kernel does what a GPU may answer with wrong results, a fault, or no end."""
 
 
-def learn(clock: Clock, other: Clock) -> bool:
-    """Add what another clock knows. Returns whether that was news."""
-    news = {actor: step for actor, step in other.items() if clock.get(actor, 0) < step}
-    clock.update(news)
-    return bool(news)
+def learn(clock: Clock, other: Clock) -> None:
+    """Add what another clock knows."""
+    clock.update({actor: step for actor, step in other.items() if clock.get(actor, 0) < step})
 
 
 class Barrier:
     """One of the barriers of an allocation."""
 
-    def __init__(self, name: Name, place: int, among: Any) -> None:
-        self.name, self.place, self.among = name, place, among
+    def __init__(self, place: int) -> None:
+        self.name = f"barrier {place} of {here()}"
         self.count = self.phase = self.pending = self.bytes = 0
         self.arriving: Clock = {}  # what arrivals of the phase bring
         self.clock: Clock = {}  # what waits learn
 
     def __str__(self) -> str:
         missing = f"{self.pending} of {self.count} arrivals and {self.bytes} bytes missing"
-        return f"{self.name.text}[{self.place}] (in phase {self.phase}, {missing})"
+        return f"{self.name} (in phase {self.phase}, {missing})"
 
     def check(self, where: str) -> None:
         if self.count == 0:
-            raise ProtocolError(f"{where}: {self.name.text}[{self.place}] is used before its init")
+            raise ProtocolError(f"{where}: {self.name} is used before its init")
 
     def change(self, clock: Clock, where: str, arrivals: int = 0, num_bytes: int = 0) -> None:
         self.check(where)

@@ -9,7 +9,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from .functions import FUNCTIONS, store
 from .machine import Machine
 from .memory import Barrier, Flight, ProtocolError, learn
-from .sites import Name
 from .values import Descriptor, Pointer, Tensor, Unfinished, numpy_type, plain, scalar, tensor
 
 
@@ -17,8 +16,7 @@ class Barriers:
     """Those of one allocation."""
 
     def __init__(self, number: int) -> None:
-        name = Name()
-        self.items = [Barrier(name, i, self) for i in range(number)]
+        self.items = [Barrier(i) for i in range(number)]
 
     def index(self, place: Any) -> Barrier:
         return self.items[_inside(place, len(self.items))]
@@ -70,27 +68,18 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
 
 
 def init(barrier: Barrier, count: int) -> None:
-    use, change = Machine.current.site("init", barrier)
-    use.count = count
-    barrier.count = barrier.pending = count + {"one more": 1, "one less": -1}.get(change, 0)
+    barrier.count = barrier.pending = count
     barrier.phase = barrier.bytes = 0
 
 
 def expect(barrier: Barrier, num_bytes: int) -> None:
-    _, change = Machine.current.site("expect", barrier)
-    _arrive(barrier, 1, num_bytes // 2 if change else num_bytes)
+    arrive(barrier, num_bytes=num_bytes)
 
 
-def arrive(barrier: Barrier, *, count: int = 1) -> None:
-    _, change = Machine.current.site("arrive", barrier)
-    for _ in range({"left out": 0, "doubled": 2}.get(change, 1)):
-        _arrive(barrier, count)
-
-
-def _arrive(barrier: Barrier, arrivals: int, num_bytes: int = 0) -> None:
+def arrive(barrier: Barrier, *, count: int = 1, num_bytes: int = 0) -> None:
     machine = Machine.current
     machine.pause()
-    barrier.change(machine.running.clock, machine.here(), arrivals, num_bytes)
+    barrier.change(machine.running.clock, machine.here(), count, num_bytes)
     machine.running.step()
 
 
@@ -100,15 +89,10 @@ def wait(barrier: Barrier, phase: Any, pred: Any = True) -> None:
     barrier.check(where)
     if not pred:
         return
-    use, change = machine.site("wait", barrier)
-    if change == "left out":
-        machine.pause()
-        return
     if int(phase) not in (0, 1):
         raise ProtocolError(f"{where}: no phase is {phase}")
-    awaited = int(phase) ^ bool(change)
-    machine.pause(lambda: barrier.phase != awaited, lambda: f"for the end of phase {awaited} of {barrier}, in {where}")
-    use.matters |= learn(machine.running.clock, barrier.clock)
+    machine.pause(lambda: barrier.phase != phase, lambda: f"for the end of phase {phase} of {barrier}, in {where}")
+    learn(machine.running.clock, barrier.clock)
 
 
 # ---- copies and products
@@ -138,16 +122,13 @@ def copy_to_global(descriptor: Descriptor, coordinates: Any, tile: Tile) -> None
 
 
 def store_wait(pendings: int) -> None:
-    use, change = Machine.current.site("store_wait")
-    use.matters |= Machine.current.finish(Machine.current.running.stores, pendings + bool(change))
+    Machine.current.finish(Machine.current.running.stores, pendings)
 
 
 def fence_async_shared() -> None:
-    use, change = Machine.current.site("fence_async_shared")
     Machine.current.pause()
     unfenced = Machine.current.running.unfenced
-    use.matters |= bool(unfenced)
-    while unfenced and not change:
+    while unfenced:
         unfenced.pop().fenced = True
 
 
@@ -179,8 +160,7 @@ def _operand(operand: Any, flight: Flight) -> np.ndarray:
 def warpgroup_mma_wait(num_outstanding: int = 0, deps: Any = None) -> Any:
     """Results of products that are still in flight stay unfinished. Other products may add to them."""
     machine = Machine.current
-    use, change = machine.site("warpgroup_mma_wait")
-    use.matters |= machine.finish(machine.running.products, num_outstanding + bool(change))
+    machine.finish(machine.running.products, num_outstanding)
     finished = (isinstance(dep, Unfinished) and dep.flight.finished for dep in deps)
     values = tuple(tensor(dep.result) if done else dep for dep, done in zip(deps, finished, strict=True))
     return values[0] if len(values) == 1 else values

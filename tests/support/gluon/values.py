@@ -16,9 +16,6 @@ from .memory import Flight, ProtocolError
 NUMPY_TYPES = {"int1": np.bool_, "float64": np.float64} | {
     name: getattr(np, name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
-TYPES = {np.dtype(kind): getattr(real, name) for name, kind in NUMPY_TYPES.items()} | {
-    np.dtype(np.float32): real.float32, np.dtype(np.float16): real.float16
-}  # fmt: skip
 
 
 def numpy_type(dtype: Any) -> np.dtype:
@@ -124,18 +121,13 @@ class Descriptor:
 
     layout = None
 
-    def __init__(self, values: np.ndarray, block_shape: Sequence[int], dtype: Any = None) -> None:
-        self.values, self.shape, self.block_shape = values, list(values.shape), list(block_shape)
-        self.dtype = TYPES[values.dtype] if dtype is None else dtype
-        if len(self.shape) != len(self.block_shape):
-            raise ValueError(f"a tensor of shape {self.shape} has no blocks of shape {self.block_shape}")
+    def __init__(self, values: np.ndarray, block_shape: Sequence[int], dtype: Any) -> None:
+        self.values, self.shape, self.block_shape, self.dtype = values, list(values.shape), list(block_shape), dtype
         nbytes = int(np.prod(self.block_shape)) * self.dtype.primitive_bitwidth // 8
         self.block_type = SimpleNamespace(nbytes=nbytes)
 
     def _places(self, coordinates: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where the tensor and a block overlap: slices of both."""
-        if len(coordinates) != len(self.shape):
-            raise ValueError(f"{len(coordinates)} coordinates in a tensor of shape {self.shape}")
         inside, of_block = [], []
         for start, size, length in zip(map(int, coordinates), self.shape, self.block_shape, strict=True):
             begin, end = max(start, 0), min(start + length, size)
@@ -159,7 +151,7 @@ class Descriptor:
 
 
 class Host:
-    """A launch's arguments. Numpy's arrays and tensors of their types share memory, others are copied."""
+    """A launch's arguments. Tensors of numpy's types share memory, others are copied."""
 
     def __init__(self) -> None:
         self.copies: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
@@ -168,8 +160,6 @@ class Host:
         """As kernels get it, if it is no constexpr."""
         if isinstance(value, torch.Tensor):
             return Pointer(memory_of(self._array(value)))
-        if isinstance(value, np.ndarray) and value.ndim:
-            return Pointer(memory_of(value))
         if isinstance(value, (bool, int, float, np.generic)):
             return scalar(value)
         if isinstance(value, tuple):
