@@ -53,10 +53,3 @@ def test_the_work_of_ranks():
     idle = rank_work(torch.zeros(4), 2)
     assert idle.imbalance() == 1
     assert "largest 1.00" in idle.table()
-
-
-def test_heads_that_ranks_do_not_divide_raise():
-    with pytest.raises(RuntimeError, match="unflatten"):
-        rank_work(torch.ones(6), 4)
-    with pytest.raises(RuntimeError, match="invalid"):
-        balanced_slopes(12, 8)
