@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from seqwarm_kernels import SequenceLengthScheduler, TokenLR
+from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.diagnostics import JsonLines
 
 pytest.importorskip("transformers")
@@ -66,30 +66,6 @@ def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
     training.train()
     assert "position_ids" in seen
     assert "cu_seq_lens_q" not in seen
-
-
-@pytest.mark.slow
-def test_a_search_for_the_batch_size_starts_over(tmp_path):
-    """The first step had the rate of the last one before, 0.7 of the peak, and not that of 0 tokens."""
-    warmed, warmup, rates = model(), SequenceLengthWarmup(schedule()), []
-    optimizer = torch.optim.SGD(warmed.parameters(), lr=1.0)
-    rate = TokenLR(optimizer, warmup_tokens=100, decay_tokens=1000, source=warmup.count_tokens)
-    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-
-    class OutOfMemory(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.train_batch_size == 4 and state.global_step == 3:
-                raise RuntimeError("CUDA out of memory.")
-
-    arguments = {"per_device_train_batch_size": 4, "auto_find_batch_size": True, "max_steps": 4}
-    training = trainer(tmp_path, warmed, [OutOfMemory()], **arguments)
-    training.optimizer, training.lr_scheduler = optimizer, rate
-    warmup.add_to(training)
-    training.train()
-    size = training.state.train_batch_size
-    assert size < 4
-    assert logged(training, "seq_length") == [4, 4, 8, 12]
-    assert rates == pytest.approx([0, 0.16, 0.32] + [size * tokens / 100 for tokens in (0, 4, 8, 16)])
 
 
 def test_a_copy_trains_by_itself(tmp_path):

@@ -53,11 +53,6 @@ def test_rows_are_cut_as_composer_reshapes_them(scaling, parts):
         torch.testing.assert_close(new[name], tensor.reshape(rows * parts, length // parts), rtol=0, atol=0)
 
 
-def test_without_scaling_batches_of_any_kind_pass():
-    for batch in (PACKED, (torch.ones(2, 3), torch.ones(2))):
-        assert cut(Alibi(8, 1), batch) is batch
-
-
 def test_batches_that_cannot_be_cut():
     for batch in (PACKED, {"input_ids": torch.ones(2, 30)}, {"scores": torch.ones(2)}):
         with pytest.raises(ValueError, match="train_sequence_length_scaling"):
