@@ -271,10 +271,9 @@ def check_fully_shard(mesh):
     parallelize_module(sharded, mesh, ContextParallel())
     for layer in (*sharded.model.layers, sharded):
         fully_shard(layer, mesh=mesh)
-    for step in range(STEPS):
-        batch = ramp_batch("qwen2", step)
-        whole(**batch).loss.backward()
-        sharded(**ContextBatches(sharded)(batch)).loss.backward()
+    batch = ramp_batch("qwen2", 1)
+    whole(**batch).loss.backward()
+    sharded(**ContextBatches(sharded)(batch)).loss.backward()
     for one, two in zip(whole.parameters(), sharded.parameters(), strict=True):
         torch.testing.assert_close(two.grad.full_tensor(), one.grad)
 

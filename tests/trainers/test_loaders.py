@@ -141,9 +141,7 @@ def stream(world_size, infinite=False):
 
 class TestShardedAgain:
     @pytest.mark.parametrize("make", [sampler, stream])
-    @pytest.mark.parametrize(
-        "options", [{"even_batches": False}, {"even_batches": True}, {"dispatch_batches": True, "put_on_device": True}]
-    )
+    @pytest.mark.parametrize("options", [{"even_batches": False}, {"dispatch_batches": True, "put_on_device": True}])
     def test_accelerate(self, make, options):
         loader = DataLoader(ItemDataset(), batch_sampler=make(2))
         with pytest.raises(ValueError, match="sharded"):
