@@ -70,8 +70,8 @@ class Model(Steps, lightning.LightningModule):
     pass
 
 
-def schedule(duration=4):
-    return SequenceLengthScheduler(4, LENGTH, duration=duration, step_size=4)
+def schedule(duration=4, unit="step"):
+    return SequenceLengthScheduler(4, LENGTH, duration=duration, step_size=4, unit=unit)
 
 
 def rows(count=16):
