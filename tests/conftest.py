@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from .support.ranks import fork_server
+
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable at its first import.
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -60,10 +62,21 @@ def _fresh_compiler():
 RANKS = {"run_ranks", "run_on_mesh", "mean_of_two_ranks", "assert_kills_change_nothing"}
 
 
+def _needs_ranks(item):
+    return bool(RANKS & vars(item.module).keys())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server_of_ranks(request):
+    """Forks after all tests were imported, and before the first one runs. CUDA does not work after a fork."""
+    if not HAS_GPU and any(_needs_ranks(item) for item in request.session.items):
+        fork_server()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent.name in ("models", "trainers") or RANKS & vars(item.module).keys():
+        if item.path.parent.name in ("models", "trainers") or _needs_ranks(item):
             item.add_marker(pytest.mark.xdist_group("trainers"))
     if HAS_GPU:
         return

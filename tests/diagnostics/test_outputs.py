@@ -94,19 +94,6 @@ def test_a_last_line_is_removed_if_it_is_incomplete(tmp_path, lost, kept):
     assert [file.name for file in tmp_path.iterdir()] == ["monitor.jsonl"]  # nothing is kept beside it
 
 
-def test_two_objects_that_write_to_one_file(tmp_path):
-    """As on two ranks: each moves the other's lines aside, and no line is lost."""
-    path = tmp_path / "monitor.jsonl"
-    first, second = JsonLines(path), JsonLines(path)
-    for output, step in [(first, 1), (second, 1), (first, 2), (first, 3), (second, 2), (first, 4)]:
-        output(record(step, writer=1.0 if output is first else 2.0))
-    beside = path.with_name("monitor.jsonl.replaced")
-    lines = [json.loads(line) for file in (path, beside) for line in file.read_text().splitlines()]
-    assert sorted((line["step"], line["writer"]) for line in lines) == [
-        (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
-    ]  # fmt: skip
-
-
 def test_a_file_that_was_moved_away(tmp_path):
     path = tmp_path / "monitor.jsonl"
     output = write(path, [1, 2])

@@ -78,13 +78,14 @@ def composer(folder):
     from seqwarm_kernels.diagnostics import JsonLines
     from seqwarm_kernels.trainers.composer import Monitor
 
-    from ..trainers.composer import test_seq_length_warmup as made
+    from ..trainers.composer import training
+    from ..trainers.composer.test_seq_length_warmup import warmup
 
     checkpoint = newest_complete((folder / "run").glob("ep0-ba*-rank0.pt"))
-    run = made.Run(
+    run = training.Run(
         "10ba",
-        made.warmup(),
-        model=made.tiny_gpt2(dropout=0.1),
+        warmup(),
+        model=training.tiny_gpt2(dropout=0.1),
         callbacks=[Monitor(JsonLines(folder / "monitor.jsonl"))],
         save_folder=str(folder / "run"),
         save_interval="2ba",

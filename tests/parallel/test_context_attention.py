@@ -79,9 +79,6 @@ def compare(mesh, whole, attend, tensors, gradients, length, bound, valid=None):
     own_gradients = [own(gradient, mesh, length) for gradient in gradients]
     torch.manual_seed(mesh.get_local_rank())
     found = differentiate(attend, [*shards, tensors[3]], own_gradients)
-    torch.manual_seed(mesh.get_local_rank())
-    again = differentiate(attend, [*shards, tensors[3]], own_gradients)
-    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True)), "other bits"
     assert found[0].isfinite().all()
     torch.distributed.all_reduce(found[-1])
     for index, (actual, wanted) in enumerate(zip(found, expected, strict=True)):
@@ -110,7 +107,9 @@ def attend_by_heads(query, key, value, slopes, mesh, **options):
 
 #: (case, dtype, causal)
 GRID = list(itertools.product(CASES, EXACT, (True, False)))
-FAST = [(case, torch.float64, index % 2 == 0) for index, case in enumerate(CASES)] + [(CASES[0], torch.float32, False)]
+#: Causal in turns: a halo, windows, segments that a rank cuts and does not cut, dropout.
+FAST = [(CASES[index], torch.float64, index % 2 == 0) for index in (0, 3, 5, 6, 8, 9)]
+FAST.append((CASES[1], torch.float32, False))
 
 
 def one_device_is_met(mesh, grid):

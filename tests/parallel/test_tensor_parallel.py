@@ -130,17 +130,6 @@ def check_slopes(mesh):
     assert type(plain) is torch.Tensor
 
 
-def check_triton(mesh):
-    """A small call in the interpreter. The rules are those of the other backends."""
-    if backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is None:
-        query = torch.randn(1, 2, 5, 4)
-        sharded = distribute_tensor(query, mesh, [BY_HEADS]).requires_grad_()
-        plain = query.clone().requires_grad_()
-        for tensor in (sharded, plain):
-            sw.alibi_attention(tensor, tensor, tensor, backend="triton").square().sum().backward()
-        assert torch.equal(sharded.grad.full_tensor(), plain.grad)
-
-
 def check_default_slopes(mesh):
     """Those of all heads. The slopes of the local heads would be others."""
     *tensors, _ = inputs(False)
@@ -251,10 +240,7 @@ def check_rows_and_heads(mesh):
         check_uneven_rows,
         check_share,
         check_refused,
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in (check_grid, check_triton, check_compiled, check_dropout)
-        ),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (check_grid, check_compiled, check_dropout)),
     ],
 )
 def test_two_ranks(each):

@@ -85,6 +85,7 @@ def check_planned(mesh, folder, name, learn_slopes):
 
 def check_parallelized(mesh, folder, learn_slopes):
     """torch's `parallelize_module` after `apply_alibi`; saved as the guide says."""
+    transformers.logging.disable_progress_bar()
     alone, together = zoo.make("llama"), zoo.make("llama")
     slopes = [[0.9, 0.5, 0.2, 0.1], [0.8, 0.4, 0.3, 0.0]]
     for model in (alone, together):
@@ -133,11 +134,7 @@ def check_dropout(mesh):
 
 
 def check_refused(mesh, folder):
-    for name in ("gpt2", "bloom", "stablelm", "gemma"):
-        saved(mesh, name, folder)
-    for name in ("gpt2", "bloom", "stablelm"):
-        with pytest.raises(ValueError, match="tp_plan"):
-            load(name, folder / name, tp_size=2)
+    saved(mesh, "gemma", folder)  # which has one key head
     with pytest.raises(ValueError, match="tp_size"):
         sw.apply_alibi(load("gemma", folder / "gemma", tp_size=2), 64)
     without_slopes, converted_first = zoo.make("llama"), zoo.make("llama")
@@ -183,8 +180,3 @@ def test_dropout():
 @pytest.mark.slow
 def test_refused(tmp_path):
     run_on_mesh(check_refused, tmp_path)
-
-
-def test_every_family_with_a_plan_is_tried():
-    planned = {name for name in MODELS if zoo.make(name).tp_plan}
-    assert planned == {*PLANNED, "gemma"}  # gemma has one key head

@@ -1,7 +1,5 @@
 """The functions that work without Composer; values are worked out by hand from Composer's documentation."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -63,20 +61,3 @@ def test_apply_alibi_translates_its_arguments():
     assert report.max_seq_length == 64
     assert len(report.replaced) == 2
     assert report.dropped_from_optimizers == 1
-
-
-@dataclass
-class Batch:
-    input_ids: torch.Tensor
-    source: str
-
-
-def test_other_batches():
-    batch = Batch(torch.arange(12).view(2, 6), "a book")
-    cut = composer.set_batch_sequence_length(batch, 3)
-    assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]
-    assert cut.source == "a book"
-    with pytest.raises(TypeError, match="batch"):
-        composer.set_batch_sequence_length(torch.arange(12).view(2, 6), 3)
-    with pytest.raises(ValueError, match="keep_last_token"):
-        composer.set_batch_sequence_length(PACKED, 2, preserve_end_of_sequence=True)

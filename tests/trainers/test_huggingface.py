@@ -2,13 +2,12 @@
 
 import copy
 import json
-import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from seqwarm_kernels import SequenceLengthScheduler, TokenLR
+from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.diagnostics import JsonLines
 
 pytest.importorskip("transformers")
@@ -69,44 +68,9 @@ def test_several_devices_of_one_process_get_no_boundaries(tmp_path):
     assert "cu_seq_lens_q" not in seen
 
 
-@pytest.mark.slow
-def test_a_search_for_the_batch_size_starts_over(tmp_path):
-    """The first step had the rate of the last one before, 0.7 of the peak, and not that of 0 tokens."""
-    warmed, warmup, rates = model(), SequenceLengthWarmup(schedule()), []
-    optimizer = torch.optim.SGD(warmed.parameters(), lr=1.0)
-    rate = TokenLR(optimizer, warmup_tokens=100, decay_tokens=1000, source=warmup.count_tokens)
-    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-
-    class OutOfMemory(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.train_batch_size == 4 and state.global_step == 3:
-                raise RuntimeError("CUDA out of memory.")
-
-    arguments = {"per_device_train_batch_size": 4, "auto_find_batch_size": True, "max_steps": 4}
-    training = trainer(tmp_path, warmed, [OutOfMemory()], **arguments)
-    training.optimizer, training.lr_scheduler = optimizer, rate
-    warmup.add_to(training)
-    training.train()
-    size = training.state.train_batch_size
-    assert size < 4
-    assert logged(training, "seq_length") == [4, 4, 8, 12]
-    assert rates == pytest.approx([0, 0.16, 0.32] + [size * tokens / 100 for tokens in (0, 4, 8, 16)])
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_warmed_up(tmp_path):
-    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    compiled, plain = (
-        trained(tmp_path, model(), [SequenceLengthWarmup(schedule())], max_steps=5, **each) for each in (flags, {})
-    )
-    assert logged(compiled, "seq_length") == [4, 4, 8, 12, 16]
-    torch.testing.assert_close(logged(compiled), logged(plain), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("copied", first_fast([copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]))
-def test_a_copy_trains_by_itself(tmp_path, copied):
+def test_a_copy_trains_by_itself(tmp_path):
     source, path = SequenceLengthWarmup(schedule(), mode="reshape"), tmp_path / "monitor.jsonl"
-    training = trained(tmp_path, model(), [copied(source), copied(Monitor(JsonLines(path)))], max_steps=3)
+    training = trained(tmp_path, model(), copy.deepcopy([source, Monitor(JsonLines(path))]), max_steps=3)
     assert logged(training, "seq_length") == [4, 4, 8]
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
     assert source.state_dict()["scheduler"]["progress"] == 0
@@ -150,26 +114,6 @@ def test_bad_input_raises(tmp_path):
         SequenceLengthWarmup(schedule()).on_train_begin(SimpleNamespace(parallelism_config=config), None, None)
 
 
-def test_label_smoothing_sees_the_cut_batch(tmp_path):
-    """The Trainer smooths labels outside of the model."""
-    smoothed = {"label_smoothing_factor": 0.1, "max_steps": 1}
-    cut = [{name: value[:4] for name, value in row.items()} for row in dataset()]
-    warmed = trained(tmp_path, model(), [SequenceLengthWarmup(schedule())], **smoothed)
-    torch.testing.assert_close(logged(warmed), logged(trained(tmp_path, model(), data=cut, **smoothed)))
-
-
-def test_logs_and_figures_before_the_training_begins(tmp_path):
-    class LogsFirst(transformers.TrainerCallback):
-        def on_train_begin(self, args, state, control, **kwargs):
-            training.log({"note": 1.0})
-
-    training, warmup = trainer(tmp_path, model(), [LogsFirst()]), SequenceLengthWarmup(schedule())
-    assert warmup.figures()["seq_length"] == schedule().seq_length
-    warmup.add_to(training)
-    training.train()
-    assert any("note" in entry for entry in training.state.log_history)
-
-
 def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
     class Remove(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -187,9 +131,7 @@ def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
     assert type(other) is type(training)
 
 
-@pytest.mark.parametrize(
-    ("total", "steps", "delay", "evaluations"), first_fast([(57, 5, 5, 1), (56, 4, 0, 1), (57, 5, 6, 0)])
-)
+@pytest.mark.parametrize(("total", "steps", "delay", "evaluations"), first_fast([(57, 5, 5, 1), (56, 4, 5, 0)]))
 def test_an_end_by_tokens_evaluates_and_saves_as_one_by_max_steps(tmp_path, total, steps, delay, evaluations):
     """Rows of 16 tokens, cut to 4, 4, 8, 12, 16: a batch of two more has 8, 16, 32, 56, 88 tokens in all."""
     settings = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 500, "eval_strategy": "steps"}
@@ -215,21 +157,17 @@ def test_a_monitor_alone_changes_no_loss(tmp_path):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("thresholds", first_fast([[1.01, 1.75, 1.01], [1.01]]))
-def test_each_of_several_monitors_resumes_with_its_counts(tmp_path, thresholds):
-    """One that is added later does not change them."""
-    whole = [Monitor(spike_threshold=each) for each in thresholds]
+def test_each_of_several_monitors_resumes_with_its_counts(tmp_path):
+    """One that is added later starts to count there."""
+    whole = [Monitor(spike_threshold=each) for each in (1.01, 1.75, 1.01)]
     trained(tmp_path, model(), whole, **JUMPS)
-    for step in (3, 6):  # the second time from a checkpoint of all
-        resumed = [Monitor(spike_threshold=each) for each in (1.01, 1.75, 1.01)]
-        later = trainer(tmp_path, model(), resumed, **JUMPS, restore_callback_states_from_checkpoint=True)
-        later.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        states = [each.monitor.state_dict() for each in resumed]
-        assert states[: len(whole)] == [each.monitor.state_dict() for each in whole]
-        assert states[0] == states[2]
-        assert states[1]["steps"] == 8
-    if len(whole) > 1:
-        assert whole[0].monitor.spikes > whole[1].monitor.spikes
+    resumed = [Monitor(spike_threshold=each) for each in (1.01, 1.75, 1.01, 9.0)]
+    later = trainer(tmp_path, model(), resumed, **JUMPS, restore_callback_states_from_checkpoint=True)
+    later.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    *states, added = [each.monitor.state_dict() for each in resumed]
+    assert states == [each.monitor.state_dict() for each in whole]
+    assert states[0]["spikes"] > states[1]["spikes"]
+    assert added["steps"] == 8
 
 
 class LossOutside(transformers.Trainer):
@@ -237,11 +175,10 @@ class LossOutside(transformers.Trainer):
         return 2 * model(**inputs, num_items_in_batch=num_items_in_batch).loss
 
 
-@pytest.mark.parametrize(("kind", "smoothing"), first_fast([(LossOutside, 0.0), (transformers.Trainer, 0.1)]))
-def test_a_loss_from_outside_of_the_model_is_watched(tmp_path, kind, smoothing):
+def test_a_loss_from_outside_of_the_model_is_watched(tmp_path):
     records = []
-    arguments = {**ADAM, "label_smoothing_factor": smoothing, "gradient_accumulation_steps": 2}
-    training = trained(tmp_path, model(), [Monitor(records.append)], kind=kind, **arguments)
+    arguments = {**ADAM, "kind": LossOutside, "gradient_accumulation_steps": 2, "max_steps": 2}
+    training = trained(tmp_path, model(), [Monitor(records.append)], **arguments)
     assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)
 
 

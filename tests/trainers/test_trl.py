@@ -1,7 +1,5 @@
 """TRL's trainers under warmup, against loops over rows that are cut as lists of tokens."""
 
-import functools
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, logsigmoid
@@ -20,7 +18,6 @@ import trl
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..support.huggingface import logged, quiet_trainer
-from ..support.tiers import first_fast
 
 WORDS, LENGTH, LEARNING_RATE, BETA = 50, 16, 0.5, 0.5
 PADDING, END = 0, 1
@@ -64,13 +61,13 @@ def rows(names, number):
     return [dict(zip(names, row, strict=True)) for row in texts]
 
 
-def trained(folder, kind, config, data, *callbacks, given=None, options=None, resume_from=None, **arguments):
+def trained(folder, kind, config, data, *callbacks, given=None, **arguments):
     """A trainer after its training."""
     given = {"train_dataset": datasets.Dataset.from_list(data), "processing_class": tokenizer(), **(given or {})}
     settings = {"per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE, "bf16": False, **arguments}
-    callbacks = (SequenceLengthWarmup(schedule(), **(options or {})), *callbacks)
+    callbacks = (SequenceLengthWarmup(schedule()), *callbacks)
     trainer = quiet_trainer(folder, model(), *callbacks, kind=kind, config=config, given=given, **settings)
-    trainer.train(resume_from_checkpoint=resume_from)
+    trainer.train()
     return trainer
 
 
@@ -127,35 +124,18 @@ def test_sft_equals_a_loop(tmp_path):
     assert logged(trainer, "num_tokens") == logged(trainer, "train_tokens") == expected
 
 
-@pytest.mark.slow
-def test_tokens_in_the_logs_after_a_resume(tmp_path):
-    """TRL counts from 0 again."""
-    settings = {"max_length": LENGTH, "save_strategy": "steps", "save_steps": 2}
-    data = rows(("prompt", "completion"), 8)
-    whole = trained(tmp_path, *SFT, data, **settings)
-    resumed = trained(tmp_path, *SFT, data, resume_from=f"{tmp_path}/checkpoint-2", **settings)
-    tokens = logged(whole, "train_tokens")
-    assert logged(resumed, "train_tokens") == tokens == logged(whole, "num_tokens")
-    assert logged(resumed, "num_tokens")[2:] == [count - tokens[1] for count in tokens[2:]]
+def packed_loss(policy, step, length):
+    """The mean over all sequences, two to a row."""
+    tokens = torch.tensor([row["input_ids"] for row in step]).view(-1, LENGTH)[:, :length]
+    return cross_entropy(policy(input_ids=tokens).logits[:, :-1].mT, tokens[:, 1:])
 
 
-def packed_loss(policy, step, length, is_split):
-    """The mean over all sequences, two to a row. A piece's first token is predicted from the piece before it."""
-    losses = []
-    for tokens in torch.tensor([row["input_ids"] for row in step]).view(-1, LENGTH):
-        pieces = tokens.split(length) if is_split else [tokens[:length]]
-        logits = torch.cat([policy(input_ids=piece[None]).logits[0] for piece in pieces])
-        losses.append(cross_entropy(logits[:-1], torch.cat(pieces)[1:]))
-    return torch.stack(losses).mean()
-
-
-@pytest.mark.parametrize("options", first_fast([{}, {"mode": "reshape", "remainder": "pad"}]), ids=str)
-def test_sft_trains_on_every_packed_sequence(tmp_path, options):
+def test_sft_trains_on_every_packed_sequence(tmp_path):
     data = [{"input_ids": row.tolist()} for row in torch.randint(2, WORDS, (16, LENGTH))]
-    trainer = trained(tmp_path, *SFT, data, options=options, packing=True, max_length=2 * LENGTH)
-    losses = by_hand(list(trainer.train_dataset), 2, functools.partial(packed_loss, is_split=bool(options)))
+    trainer = trained(tmp_path, *SFT, data, packing=True, max_length=2 * LENGTH)
+    losses = by_hand(list(trainer.train_dataset), 2, packed_loss)
     torch.testing.assert_close(logged(trainer), losses, rtol=1e-4, atol=1e-4)
-    tokens = torch.tensor([4 * (LENGTH if options else length) for length in LENGTHS]).cumsum(0).tolist()
+    tokens = (4 * torch.tensor(LENGTHS)).cumsum(0).tolist()
     assert logged(trainer, "train_tokens") == logged(trainer, "num_tokens") == tokens
 
 

@@ -8,16 +8,14 @@ import torch
 
 pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
-from composer.core import Event, State, Time, Timestamp
-from composer.devices import DeviceCPU
+from composer.core import Event, Time, Timestamp
 from composer.functional import set_batch_sequence_length as composers_set_batch_sequence_length
-from composer.loggers import Logger
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels.schedule import watch
 from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup, algorithms, set_batch_sequence_length
 
-from .training import BATCH_SIZE, LENGTH, Run, Stream, batches, tiny_gpt2
+from .training import BATCH_SIZE, LENGTH, Run, Stream
 
 #: 20 batches, with a ramp from 8 to 32 over 10 of them: 8 + 8 · ⌊3n / 10⌋.
 LENGTHS = [8] * 4 + [16] * 3 + [24] * 3 + [32] * 10
@@ -82,9 +80,7 @@ def test_a_hugging_face_model_gets_the_window():
     assert run.seen.shapes == [(BATCH_SIZE, LENGTH)] * 6
 
 
-@pytest.mark.parametrize(
-    ("duration", "batches", "end"), [(0.1, 30, 3), (0.3, 10, 3), (0.7, 10, 7), (5 / 6, 6, 5), (2 / 3, 9, 6), (1, 9, 9)]
-)
+@pytest.mark.parametrize(("duration", "batches", "end"), [(0.1, 30, 3), (5 / 6, 6, 5), (1, 9, 9)])
 def test_the_full_length_is_reached_exactly_at_the_end_of_the_duration(duration, batches, end):
     """In floating-point numbers, some of these ends are 3.0000000000000004 or 4.999999999999999."""
     algorithm = SeqLengthWarmup(duration, 8, 1024, 8)
@@ -100,32 +96,6 @@ def test_epochs_that_end_early_do_not_delay_the_ramp():
     assert length_at(SeqLengthWarmup(0.5, 8, 1024, 8), after_short_epochs, "4ep", 10) == 1024
 
 
-def test_algorithms_that_are_applied_without_a_trainer():
-    """Composer's State lists no algorithms. Two batches, of which the first is the ramp."""
-    model, dataloader = tiny_gpt2(), batches(2)
-    state = State(
-        model=model,
-        rank_zero_seed=0,
-        run_name="by hand",
-        device=DeviceCPU(),
-        dataloader=dataloader,
-        dataloader_label="train",
-        max_duration="1ep",
-    )
-    algorithm, logger = warmup(max_seq_length=16), Logger(state)
-    algorithm.apply(Event.INIT, state, logger)
-    assert state.algorithms == []
-    for batch, length in zip(dataloader, [8, 16], strict=True):
-        state.batch = batch
-        algorithm.apply(Event.AFTER_DATALOADER, state, logger)
-        assert {name: tensor.shape for name, tensor in state.batch.items()} == dict.fromkeys(
-            ("input_ids", "labels"), (BATCH_SIZE, length)
-        )
-        assert state.batch["labels"].equal(batch["labels"][:, :length])
-        model(state.batch)["loss"].backward()
-        state.timestamp = state.timestamp.to_next_batch(samples=BATCH_SIZE)
-
-
 @pytest.mark.parametrize("device", ["cpu", "gpu"], ids=["host", "device"])
 def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkeypatch):
     claimed = []
@@ -138,7 +108,7 @@ def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkey
 
 @pytest.mark.parametrize("preserve", [False, True])
 @pytest.mark.parametrize("truncate", [False, True])
-@pytest.mark.parametrize("length", [1, 3, 8, 12, 13, 40])
+@pytest.mark.parametrize("length", [1, 8, 13])
 def test_equal_to_composers_function_where_that_is_correct(length, truncate, preserve):
     """Padding is on the right, and every row has a valid token."""
     valid = torch.randint(1, 13, (5, 1))

@@ -202,7 +202,7 @@ class Decoder(Model):
         from seqwarm_kernels import apply_alibi
 
         kind, attention = self.network_name.split("-")
-        sizes = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
+        sizes = {"vocab_size": WORDS, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
         more = {
             "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
             "llama": {"intermediate_size": 24},

@@ -1,7 +1,6 @@
 """The trainers and the trainings of the contract. A trainer is one adapter, and a case one row."""
 
 import importlib
-import itertools
 from importlib.util import find_spec
 
 import pytest
@@ -48,18 +47,6 @@ DECODERS = {
     network: Case({"mode": "segments"}, data="even", accumulate=2, duration=6, evaluate_every=None, network=network)
     for network in ("gpt2-alibi", "llama-sdpa", "llama-seqwarm")
 }
-
-
-def grid():
-    """Every mode and remainder in every unit, on rows and padded rows, with accumulation and without in turns."""
-    methods = [{}, FLATTEN, *map(reshape, ("drop", "pad", "overlap"))]
-    turns = itertools.cycle(itertools.product(("rows", "padded"), (1, 2)))
-    for options, unit in itertools.product(methods, ("step", "token", "sample")):
-        data, accumulate = next(turns)
-        tokens = (400 if options else 120) // (1 if data == "rows" else 2)
-        duration = {"step": 10 // accumulate, "token": tokens, "sample": 30 if options else 20}[unit]
-        name = "-".join([*(options.values() or ["truncate"]), unit, data, str(accumulate)])
-        yield name, Case(options, unit, duration, data, accumulate=accumulate)
 
 
 def adapter_of(trainer):
