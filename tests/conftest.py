@@ -66,13 +66,6 @@ def _needs_ranks(item):
     return bool(RANKS & vars(item.module).keys())
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _server_of_ranks(request):
-    """Forks after all tests were imported, and before the first one runs. CUDA does not work after a fork."""
-    if not HAS_GPU and any(_needs_ranks(item) for item in request.session.items):
-        fork_server()
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -104,6 +97,8 @@ def pytest_collection_finish(session):
     # Without this, each collection of garbage goes through all imported modules, and takes half a second.
     gc.collect()
     gc.freeze()
+    if not HAS_GPU and any(_needs_ranks(item) for item in session.items):  # CUDA does not work after a fork
+        fork_server()
 
 
 def pytest_terminal_summary(terminalreporter):
