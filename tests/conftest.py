@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from .support.ranks import fork_server
-
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable at its first import.
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -62,14 +60,10 @@ def _fresh_compiler():
 RANKS = {"run_ranks", "run_on_mesh", "mean_of_two_ranks", "assert_kills_change_nothing"}
 
 
-def _needs_ranks(item):
-    return bool(RANKS & vars(item.module).keys())
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent.name in ("models", "trainers") or _needs_ranks(item):
+        if item.path.parent.name in ("models", "trainers") or RANKS & vars(item.module).keys():
             item.add_marker(pytest.mark.xdist_group("trainers"))
     if HAS_GPU:
         return
@@ -97,8 +91,6 @@ def pytest_collection_finish(session):
     # Without this, each collection of garbage goes through all imported modules, and takes half a second.
     gc.collect()
     gc.freeze()
-    if not HAS_GPU and any(_needs_ranks(item) for item in session.items):  # CUDA does not work after a fork
-        fork_server()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -85,7 +85,6 @@ def check_planned(mesh, folder, name, learn_slopes):
 
 def check_parallelized(mesh, folder, learn_slopes):
     """torch's `parallelize_module` after `apply_alibi`; saved as the guide says."""
-    transformers.logging.disable_progress_bar()
     alone, together = zoo.make("llama"), zoo.make("llama")
     slopes = [[0.9, 0.5, 0.2, 0.1], [0.8, 0.4, 0.3, 0.0]]
     for model in (alone, together):

@@ -1,42 +1,32 @@
-"""Processes that train together. They fork from a server, which has imported what they need."""
+"""Processes that train together. They fork from a server that has imported the packages, instead of importing torch."""
 
 import contextlib
 import gc
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.forkserver
 import os
 import secrets
 import socket
 import traceback
-from unittest import mock
 
 import torch
 import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
 SERVER = multiprocessing.get_context("forkserver")
-
-
-def fork_server():
-    """Starts the server as a fork of this process: a new interpreter would import for ten seconds what this one has."""
-    multiprocessing.resource_tracker.ensure_running()
-    with mock.patch.object(multiprocessing.util, "spawnv_passfds", _forked):
-        multiprocessing.forkserver.ensure_running()
-
-
-def _forked(path, arguments, passed):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for descriptor in {*map(int, os.listdir("/dev/fd"))} - {0, 1, 2, nothing, *passed}:
-                os.dup2(nothing, descriptor)  # pytest's own: one of them would keep the server alive
-            multiprocessing.forkserver._forkserver.__init__()  # its lock is held
-            exec(arguments[-1])  # "from multiprocessing.forkserver import main; ..."
-        finally:
-            os._exit(0)
-    return pid
+SERVER.set_forkserver_preload(  # those that are not installed are left out
+    [
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "tokenizers",
+        "accelerate",
+        "transformers.trainer",
+        "transformers.models.gpt2.modeling_gpt2",
+        "seqwarm_kernels.diagnostics",
+        "pytest",
+        "hypothesis",
+    ]
+)
 
 
 def free_port():
