@@ -4,7 +4,7 @@
 
 #include "alibi_attention/cpu/products.h"
 #include "alibi_attention/direct.h"
-#include "calls/kind.h"
+#include "calls/key.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <pybind11/pybind11.h>
@@ -41,7 +41,7 @@ PYBIND11_MODULE(SEQWARM_MODULE, module) {
   module.def(
       "bfloat16_instructions", &seqwarm::bfloat16_instructions,
       "The CPU's instructions that multiply bfloat16, AMX or AVX512-BF16, or None where float32's do.");
-  module.def("call_kind", &seqwarm::call_kind, "The kind of a call with these arguments, or None.");
+  module.def("call_key", &seqwarm::call_key, "The key of a call with these arguments, or None.");
   module.def(
       "allocate", torch::wrap_pybind_function(&allocate),
       "Uninitialized tensors on a device, of the shapes, strides and dtypes of other tensors.");

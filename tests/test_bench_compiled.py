@@ -88,7 +88,7 @@ def check(report):
         plain = report["variant"].startswith(("causal", "full"))
         most = SPILL_LIMIT[chip] if plain and PINNED else 256
         if report["kernel"] in SHORT:  # waiting for memory alone would cost more
-            most = {"origins": 1024, "grouped": 1024}.get(report["variant"], 512)
+            most = {"head_offsets": 1024, "grouped": 1024}.get(report["variant"], 512)
         assert report["spilled_bytes"] <= most, report
 
 

@@ -102,7 +102,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {"causal": True, "grouped": True},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
-    "origins": {"causal": True, "origins": True, "present": {"dropout_seed"}},
+    "head_offsets": {"causal": True, "head_offsets": True, "present": {"dropout_seed"}},
     "pointers": {"causal": False, "pointers": True},
     "bound": {"causal": True, "present": {"key_norm_bound"}},
     "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
@@ -151,7 +151,7 @@ def _tiles(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str
         return Tiles(tile.tokens, tile.tokens, tile.num_warps, 1)
     if kernel in HOPPER and (table := compiled_gluon.table_of(chip, head_dim)):
         return compiled_gluon.tiles_of(kernel, table)
-    plain = variant not in ("mask", "dropout", "origins", "packed_starts", "hidden_keys")
+    plain = variant not in ("mask", "dropout", "head_offsets", "packed_starts", "hidden_keys")
     light = plain and "limited" not in VARIANTS[variant] and _access(chip, dtype, VARIANTS[variant]) == BULK.value
     return getattr(configuration(described(chip), head_dim, BYTES[dtype], plain=plain, light=light), kernel)
 
@@ -177,7 +177,7 @@ def _signature(
         "CAUSAL": variant["causal"],
         "LIMITED": variant.get("limited", False),
         "GROUPED": variant.get("grouped", False),
-        "ORIGINS": variant.get("origins", False),
+        "HEAD_OFFSETS": variant.get("head_offsets", False),
         "HIDES": variant.get("hides", False),
         "BOUNDS": described(chip).is_hopper and "pointers" not in variant,
         "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
@@ -315,7 +315,7 @@ def _differs(variant: str, kernel: str, chip: int | str, head_dim: int) -> bool:
     if variant in ("bound", "32 rows"):
         return kernel == "decode"
     if kernel in BY_POINTERS:
-        return variant in ("mask", "dropout", "origins") or (kernel == "decode" and variant == "window")
+        return variant in ("mask", "dropout", "head_offsets") or (kernel == "decode" and variant == "window")
     if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
         differs = described(chip).copies_in_bulk if variant == "pointers" else not described(chip).is_hip
         return head_dim == 128 and differs

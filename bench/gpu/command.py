@@ -57,7 +57,7 @@ SELECTION = (
     "tests/ops/test_moment_statistics.py",
     "tests/allocator",
     "tests/diagnostics",
-    "tests/ops/test_dropout_origins.py",
+    "tests/ops/test_dropout_offsets.py",
     "tests/ops/test_attention_kernels.py",
 )
 _COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to compile

@@ -1,6 +1,6 @@
 #include "direct.h"
 
-#include "../calls/kind.h"
+#include "../calls/key.h"
 #include "cpu/options.h"
 
 #include <ATen/ATen.h>

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled  # torch.is_autocast_enabled asks for one type of device
 
 from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions
-from ..ops.call_kind import CallCache, call_kind
+from ..ops.call_key import CallCache, call_key
 from ..ops.library import short
 from ..utils.devices import is_capturing
 from .calls import (
@@ -76,4 +76,4 @@ def _key(arguments: tuple[Any, ...]) -> Hashable | None:
     """The cache key. It leaves out the value of an int `query_start`, which changes with every decoding step."""
     start = arguments[-1]
     has_position = type(start) is int and abs(start) <= FARTHEST_POSITION
-    return call_kind(*(arguments[:-1] if has_position else arguments))
+    return call_key(*(arguments[:-1] if has_position else arguments))

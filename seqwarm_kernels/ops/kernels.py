@@ -31,7 +31,7 @@ _EXPECTED = (
     "alibi_attention_varlen",
     "alibi_attention_varlen_in_python",
     "allocate",
-    "call_kind",
+    "call_key",
     "check_packing",
 )
 

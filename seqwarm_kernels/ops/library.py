@@ -50,6 +50,6 @@ def shorten(operator: str, backend: str, function: Callable[..., tuple[Tensor, .
 def short(operator: str, backend: str) -> Callable[..., tuple[Tensor, ...]]:
     """A function of the overload's arguments that returns at least its first two outputs, differentiable.
 
-    Only for arguments that have a key (`call_kind`).
+    Only for arguments that have a key (`call_key`).
     """
     return _short.get((operator, backend)) or overload(operator, backend)

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from ..attention.calls import DEFAULT_SKIP_TOLERANCE, DenseCall, VarlenCall, check_dense, check_varlen
 from ..attention.context_parallel import refuse_unordered_shards
-from ..ops.alibi_attention.dropout import dropout_origins
+from ..ops.alibi_attention.dropout import dropout_offsets
 from ..ops.alibi_attention.schema import DenseOptions
 from ..ops.alibi_attention.validation import check_cu_seqlens, check_query_key_value, check_sequences
-from ..ops.call_kind import is_readable
+from ..ops.call_key import is_readable
 from ..utils.checks import check_int
 from .checks import check_dropout, check_halo_of_heads, check_local, check_mesh, check_same_length
 from .halo import Halo, Shared, exchange
@@ -113,7 +113,7 @@ def context_attention(
     def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         of_part = options._replace(
             key_padding_mask=mask,
-            dropout_seed=None if seed is None else _origins(seed, query, shard, part),
+            dropout_seed=None if seed is None else _head_offsets(seed, query, shard, part),
             query_offset=part.first_row - part.first_key,
             segment_length=part.segment_length,
             skip_tolerance=skip_tolerance / 2,
@@ -213,7 +213,7 @@ def context_attention_varlen(
         of_part = options._replace(
             cu_seqlens_q=_boundaries(cu_seqlens, shard.start + part.first_row, query.shape[2]),
             cu_seqlens_k=_boundaries(cu_seqlens, shard.start + part.first_key, keys),
-            dropout_seed=None if seed is None else _origins(seed, query, shard, part)[0],
+            dropout_seed=None if seed is None else _head_offsets(seed, query, shard, part)[0],
             max_seqlen_q=min(max_seqlen, query.shape[2]),
             max_seqlen_k=min(max_seqlen, keys),
             skip_tolerance=skip_tolerance / 2,
@@ -339,6 +339,6 @@ def _common_seed(seed: Tensor | None, mesh: DeviceMesh) -> Tensor | None:
     return None if seed is None else collectives.all_reduce(seed, "max", mesh)
 
 
-def _origins(seed: Tensor, query: Tensor, shard: Shard, part: Part) -> Tensor:
+def _head_offsets(seed: Tensor, query: Tensor, shard: Shard, part: Part) -> Tensor:
     batch_size, num_heads, *_ = query.shape
-    return dropout_origins(seed, batch_size, num_heads, shard.start + part.first_row, shard.start + part.first_key)
+    return dropout_offsets(seed, batch_size, num_heads, shard.start + part.first_row, shard.start + part.first_key)

@@ -288,7 +288,7 @@ def test_the_dispatcher_is_passed_by_only_without_a_mode(backend, monkeypatch):
     for _ in range(2):
         alibi_attention(tensor, tensor, tensor, backend=backend)
     (way,) = ways
-    assert backend == "reference" or backends.module is None or type(way) is type(backends.module.call_kind)
+    assert backend == "reference" or backends.module is None or type(way) is type(backends.module.call_key)
 
 
 @not_interpreted

@@ -291,10 +291,10 @@ def test_a_state_whose_open_window_is_another_one(make, rule):
     batches = make(rule=rule, window=100)
     first_batches(batches, 9)
     state = through_json(batches.state_dict())
-    assert state["served"] != state["window_start"]
+    assert state["yielded"] != state["window_start"]
     for count in ("items", "tokens", "batches"):
         changed, other, right = through_json(state), *(make(rule=rule, window=100) for _ in range(2))
-        changed["served"][count] += 1
+        changed["yielded"][count] += 1
         other.load_state_dict(changed)
         for _ in range(2):
             with pytest.raises(ValueError, match="state_dict"):

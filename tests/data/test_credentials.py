@@ -130,7 +130,7 @@ def test_text_and_repr_of_a_path():
     options = upath.UPath("s3://bucket/a?b", key="user", secret="hidden", client_kwargs={"token": "hidden"})
     path = check_location("path", options)
     assert (str(path), repr(path)) == ("s3://bucket/a?b", "RemotePath('s3://bucket/a?b')")
-    assert pickle.loads(pickle.dumps(path)).place.storage_options["secret"] == "hidden"
+    assert pickle.loads(pickle.dumps(path)).upath.storage_options["secret"] == "hidden"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_batch_that_fails_does_not_count(num_workers, served):
         resumed.load_state_dict(through_json(before.state_dict()))
     with pytest.raises(OSError, match="the disk"):
         next(iter(resumed))
-    assert resumed.state_dict()["served"]["batches"] == resumed.progress.batches == served
+    assert resumed.state_dict()["yielded"]["batches"] == resumed.progress.batches == served
     dataset.broken = ()
     assert numbers(resumed) == batches[served:]
 

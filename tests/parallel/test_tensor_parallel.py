@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import seqwarm_kernels as sw
-from seqwarm_kernels.ops import backends, call_kind
+from seqwarm_kernels.ops import backends, call_key
 
 from ..support.ranks import run_on_mesh
 
@@ -108,7 +108,7 @@ def check_packed(mesh):
 
 def check_kind_of_call(mesh):
     """A known call would take the local tensors for all."""
-    for kind_of in (call_kind._call_kind, call_kind.call_kind):
+    for kind_of in (call_key._call_key, call_key.call_key):
         assert kind_of(SLOPES) is not None
         assert kind_of(distribute_tensor(SLOPES, mesh, [WHOLE])) is None
 

@@ -103,7 +103,7 @@ TARGETS = [
     *_targets(
         "seqwarm_kernels/attention",
         "functional.py calls.py fast_path.py context_parallel.py slopes.py attended_share.py",
-        "attention ops/test_host_values.py ops/test_dropout_origins.py ops/test_forward_mode.py -k 'not triton'",
+        "attention ops/test_host_values.py ops/test_dropout_offsets.py ops/test_forward_mode.py -k 'not triton'",
     ),
     *_targets(f"{_OPS}/moment_statistics", "triton_kernel.py triton.py", f"{_MOMENTS} 'not native'"),
     *_targets(
@@ -119,7 +119,7 @@ TARGETS = [
         "triton_backward_query.py",
         f"ops/test_attention_triton.py ops/test_attention_triton_parts.py {_SHORT_ROWS} {_SKIPPING} "
         "-k 'triton and not native'",
-        f"{_GRID} ops/test_dropout_origins.py -k triton",
+        f"{_GRID} ops/test_dropout_offsets.py -k triton",
         _COMPILED,
     ),
     *_targets(
@@ -140,7 +140,7 @@ TARGETS = [
         f"{_OPS}/alibi_attention",
         "triton_short.py triton_short_kernel.py",
         _SHORT_ROWS,
-        f"ops/test_dropout_origins.py {_GRID} -k triton",
+        f"ops/test_dropout_offsets.py {_GRID} -k triton",
         _COMPILED,
     ),
     *_targets("csrc/resize_batch", "call.cpp cpu.cpp", f"{_SERVED} {_RESIZE_BATCH} -k native"),
@@ -154,7 +154,7 @@ TARGETS = [
     ),
     *_native(
         "dropout.h",
-        "ops/test_dropout.py ops/test_dropout_origins.py -k native",
+        "ops/test_dropout.py ops/test_dropout_offsets.py -k native",
         f"{_NATIVE} {_GRID} -k native",
     ),
     *_native(
@@ -170,5 +170,5 @@ TARGETS = [
         "ops/test_host_values.py ops/test_attention_direct_calls.py -k 'native or direct_calls'",
     ),
     *_targets("csrc/alibi_attention", "direct.cpp", _CALLS),
-    *_targets("csrc/calls", "kind.cpp", f"ops/test_call_kind.py {_CALLS} -k 'not triton'"),
+    *_targets("csrc/calls", "kind.cpp", f"ops/test_call_key.py {_CALLS} -k 'not triton'"),
 ]

@@ -12,18 +12,18 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
 // The counters of the first weight of a row.
-struct Origin {
+struct Offset {
   uint64_t seed;
   int64_t head;
   int64_t query;
   int64_t key;  // a multiple of 4
 };
 
-inline Origin origin_of(const Dropout& dropout, int64_t row) {
-  if (dropout.origins == nullptr) {
+inline Offset offset_of(const Dropout& dropout, int64_t row) {
+  if (dropout.head_offsets == nullptr) {
     return {dropout.seed, row, 0, 0};
   }
-  const int64_t* values = dropout.origins + 4 * row;
+  const int64_t* values = dropout.head_offsets + 4 * row;
   return {static_cast<uint64_t>(values[0]), values[1], values[2], values[3]};
 }
 
@@ -48,13 +48,13 @@ inline std::array<uint32_t, 4> draw(uint64_t seed, int64_t head, int64_t query, 
 inline void keep_column(
     const Dropout& dropout, float kept_value, int64_t row, int64_t query, int64_t first_key, int64_t keys,
     int64_t step, float* keep) {
-  const Origin origin = origin_of(dropout, row);
-  query += origin.query;
-  first_key += origin.key;
+  const Offset offset = offset_of(dropout, row);
+  query += offset.query;
+  first_key += offset.key;
   std::array<uint32_t, 4> drawn{};
   for (int64_t key = first_key; key < first_key + keys; ++key) {
     if (key == first_key || key % 4 == 0) {
-      drawn = draw(origin.seed, origin.head, query, key / 4);
+      drawn = draw(offset.seed, offset.head, query, key / 4);
     }
     keep[(key - first_key) * step] = drawn[key % 4] >= dropout.threshold ? kept_value : 0.f;
   }
@@ -64,12 +64,12 @@ inline void keep_column(
 inline void keep_tile(
     const Dropout& dropout, float kept_value, int64_t row, int64_t first_query, int64_t first_key, int64_t keys,
     int64_t queries, float* keep) {
-  const Origin origin = origin_of(dropout, row);
-  first_query += origin.query;
-  first_key += origin.key;
+  const Offset offset = offset_of(dropout, row);
+  first_query += offset.query;
+  first_key += offset.key;
   for (int64_t key = 0; key < keys; key += 4) {
     for (int64_t query = 0; query < queries; ++query) {
-      const auto drawn = draw(origin.seed, origin.head, first_query + query, (first_key + key) / 4);
+      const auto drawn = draw(offset.seed, offset.head, first_query + query, (first_key + key) / 4);
       for (int64_t index = 0; index < 4; ++index) {
         keep[(key + index) * queries + query] = drawn[index] >= dropout.threshold ? kept_value : 0.f;
       }

@@ -80,7 +80,7 @@ Tensor allocate_like(const Tensor& tensor) {
 struct Inputs {
   Tensor query, key, value, slopes;
   std::optional<Tensor> query_start, key_padding_mask, key_norm_bound;
-  Tensor dropout_origins, cu_seqlens_q, cu_seqlens_k;
+  Tensor dropout_offsets, cu_seqlens_q, cu_seqlens_k;
 
   Inputs(const Tensor& query_, const Tensor& key_, const Tensor& value_, const Tensor& slopes_)
       : query(with_dense_rows(query_)),
@@ -120,8 +120,8 @@ void set_common(
   problem.streams = num_bytes(inputs.query) >= least_streamed_bytes;
   problem.dropout.active = dropout_seed.has_value();
   if (dropout_seed && dropout_seed->dim() > 0) {
-    inputs.dropout_origins = as_contiguous(*dropout_seed);
-    problem.dropout.origins = inputs.dropout_origins.const_data_ptr<int64_t>();
+    inputs.dropout_offsets = as_contiguous(*dropout_seed);
+    problem.dropout.head_offsets = inputs.dropout_offsets.const_data_ptr<int64_t>();
   } else if (dropout_seed) {
     problem.dropout.seed = static_cast<uint64_t>(*dropout_seed->const_data_ptr<int64_t>());
   }

@@ -65,7 +65,7 @@ void check_shape(const char* name, const std::optional<Tensor>& tensor, Sizes wa
   }
 }
 
-// A seed has no dimensions, origins have those of `wanted`.
+// A seed has no dimensions, head offsets have those of `wanted`.
 void check_seed(const std::optional<Tensor>& seed, Sizes wanted) {
   if (seed && seed->dim() > 0) {
     check_shape("dropout_seed", *seed, wanted);

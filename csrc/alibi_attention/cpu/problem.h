@@ -30,7 +30,7 @@ struct Strided {
 struct Dropout {
   bool active;
   uint64_t seed;
-  const int64_t* origins;  // (rows of batch and head, 4): seed, head, first query, first key; null: `seed` and zeros
+  const int64_t* head_offsets;  // (rows of batch and head, 4): seed, head, first query, first key; null: `seed` and zeros
   uint32_t threshold;
   float inverse_keep;  // 1 / (1 - dropout_p)
 };

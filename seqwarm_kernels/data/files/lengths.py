@@ -34,8 +34,8 @@ def read_lengths(path: AnyPath, items: int, begin: int = 0, end: int | None = No
         header = io.BytesIO(read_range(path, 0, _HEADER))
         np.lib.format.read_magic(header)
         shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-        places = (header.tell() + dtype.itemsize * index for index in (begin, end))
-        lengths = np.frombuffer(read_range(path, *places), dtype)
+        offsets = (header.tell() + dtype.itemsize * index for index in (begin, end))
+        lengths = np.frombuffer(read_range(path, *offsets), dtype)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
     if shape != (items,) or len(lengths) != end - begin or dtype.kind not in "iu":

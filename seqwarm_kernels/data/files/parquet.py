@@ -176,8 +176,8 @@ def open_parquet(path: AnyPath, column: Columns | None, length_column: str | Non
 
 
 @contextmanager
-def _opened(path: AnyPath, place: str) -> Iterator[Any]:
-    """The opened file. Errors of reading it name the place."""
+def _opened(path: AnyPath, where: str) -> Iterator[Any]:
+    """The opened file. Errors of reading it say `where`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -186,7 +186,7 @@ def _opened(path: AnyPath, place: str) -> Iterator[Any]:
             yield pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True)
     except (KeyError, OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = reason_of(error).strip().partition("\n")[0]
-        raise ChunkError(path, None, f"{place}: {reason}") from error
+        raise ChunkError(path, None, f"{where}: {reason}") from error
 
 
 def _only_column(names: Sequence[str], length_column: str | None) -> str:

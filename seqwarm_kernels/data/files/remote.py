@@ -43,14 +43,14 @@ class RemotePath:
     received is not the size that the store reports. After the last attempt an OSError names the cause.
     """
 
-    place: Any  #: a UPath
+    upath: Any  #: a UPath
     is_cached: bool = False  #: keep local copies of the files that are read
 
     def __str__(self) -> str:
         """The URL, with *** for credentials."""
-        path, host = self.place.path, self.place.storage_options.get("host")
+        path, host = self.upath.path, self.upath.storage_options.get("host")
         if "://" not in path:  # that of HTTP has all
-            path = f"{self.place.protocol}://{f'{host}/' if host else ''}{path.lstrip('/')}"
+            path = f"{self.upath.protocol}://{f'{host}/' if host else ''}{path.lstrip('/')}"
         return without_secrets(path)
 
     def __repr__(self) -> str:
@@ -58,15 +58,15 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        name: str = self.place.name
-        return name.partition("?")[0] if self.place.protocol in ("http", "https") else name
+        name: str = self.upath.name
+        return name.partition("?")[0] if self.upath.protocol in ("http", "https") else name
 
     @property
     def parent(self) -> RemotePath:
-        return replace(self, place=self.place.parent)
+        return replace(self, upath=self.upath.parent)
 
     def __truediv__(self, name: str) -> RemotePath:
-        return replace(self, place=self.place / name)
+        return replace(self, upath=self.upath / name)
 
     def with_name(self, name: str) -> RemotePath:
         return self.parent / name
@@ -85,7 +85,7 @@ class RemotePath:
 
     def mkdir(self, *, parents: bool, exist_ok: bool) -> None:
         """Create the folder, always with its parents, where the store has folders. A bucket is not created."""
-        if self.place.protocol not in _OBJECT_STORES:
+        if self.upath.protocol not in _OBJECT_STORES:
             self.call(lambda fs, path: fs.makedirs(path, exist_ok=exist_ok))
 
     def read_bytes(self, start: int = 0, end: int | None = None) -> bytes:
@@ -107,9 +107,9 @@ class RemotePath:
         from fsspec import filesystem
 
         def called() -> T:
-            fs = filesystem(self.place.protocol, **self.place.storage_options)  # fsspec keeps one for a process
+            fs = filesystem(self.upath.protocol, **self.upath.storage_options)  # fsspec keeps one for a process
             fs.invalidate_cache()  # the listings that fsspec keeps: other processes may write
-            return use(fs, self.place.path)
+            return use(fs, self.upath.path)
 
         return with_retries(called, self)
 
@@ -139,10 +139,10 @@ def check_location(name: str, value: object) -> AnyPath:
     location: Any = value.removeprefix(_CACHED).rstrip("/") if isinstance(value, str) else value
     location = f"{location}//" if str(location).endswith(":") else location  # the root of a store
     try:
-        place = UPath(location)
+        upath = UPath(location)
     except ValueError as error:
         raise ValueError(f"{name} must be a path or a URL that fsspec knows: {without_secrets(str(error))}") from None
-    return Path(place.path) if place.protocol in ("", "file", "local") else RemotePath(place, is_cached)
+    return Path(upath.path) if upath.protocol in ("", "file", "local") else RemotePath(upath, is_cached)
 
 
 def check_named_once(name: str, paths: Iterable[AnyPath], kind: str) -> None:
@@ -152,10 +152,10 @@ def check_named_once(name: str, paths: Iterable[AnyPath], kind: str) -> None:
     """
     seen: set[Any] = set()
     for path in paths:
-        place = path.place if isinstance(path, RemotePath) else os.path.abspath(path)
-        if place in seen:
+        file = path.upath if isinstance(path, RemotePath) else os.path.abspath(path)
+        if file in seen:
             raise ValueError(f"{name} must name each {kind} once, got {path} twice")
-        seen.add(place)
+        seen.add(file)
 
 
 def open_file(path: AnyPath) -> BinaryIO:
@@ -195,17 +195,17 @@ def local_file(path: AnyPath) -> Path:
 
     folder = folder_of_copy(path)  # that of all versions
 
-    def copied(fs: Any, place: str) -> Path:
-        facts = fs.info(place)
+    def copied(fs: Any, file: str) -> Path:
+        facts = fs.info(file)
         size = facts.get("size")
         left_out = {"name", "url", *(["time"] if "mtime" in facts else [])}  # over SFTP and SMB, time is that of access
         version = sorted((name, str(fact)) for name, fact in facts.items() if name not in left_out)
         if not _VERSIONS & facts.keys():  # then the query of a URL may be all that tells two files apart
-            version.append(("url", place))
+            version.append(("url", file))
         copy = folder / _digest(version)
         if not copy.exists() or size not in (None, copy.stat().st_size):
             partial = copy.with_suffix(PARTIAL_SUFFIX)
-            fs.get_file(place, str(partial))
+            fs.get_file(file, str(partial))
             check_size(partial.stat().st_size, size)
             os.replace(partial, copy)
         return copy
@@ -238,7 +238,7 @@ def file_size(path: AnyPath) -> int:
     """Size in bytes. Raises an OSError if the store does not report it."""
     if not isinstance(path, RemotePath):
         return path.stat().st_size
-    size = path.call(lambda fs, place: fs.info(place).get("size"))
+    size = path.call(lambda fs, file: fs.info(file).get("size"))
     if size is None:
         raise OSError(errno.EIO, "the store does not report the size", str(path))
     return int(size)
@@ -248,12 +248,12 @@ def write_file(path: AnyPath, content: bytes) -> None:
     """Write a file. Readers see the old or the new content."""
     if not isinstance(path, RemotePath):
         write_atomically(path, content)
-    elif path.place.protocol in _OBJECT_STORES:
-        path.call(lambda fs, place: fs.pipe_file(place, content))
+    elif path.upath.protocol in _OBJECT_STORES:
+        path.call(lambda fs, file: fs.pipe_file(file, content))
     else:
         partial = path.with_name(partial_of(Path(path.name)).name)
-        partial.call(lambda fs, place: fs.pipe_file(place, content))
-        path.call(lambda fs, place: fs.mv(partial.place.path, place))
+        partial.call(lambda fs, file: fs.pipe_file(file, content))
+        path.call(lambda fs, file: fs.mv(partial.upath.path, file))
 
 
 def visible_files(folder: PathLike, onerror: Callable[[OSError], object] | None = None) -> list[AnyPath]:

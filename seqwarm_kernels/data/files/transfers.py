@@ -30,10 +30,10 @@ _REFUSALS = (ImportError, NotImplementedError, TypeError, ValueError)
 _READERS = 8  #: threads of `read_ahead`
 
 
-def with_retries(call: Callable[[], T], place: object) -> T:
+def with_retries(call: Callable[[], T], path: object) -> T:
     """Call again after an error that may pass, such as a connection that was cut.
 
-    The error becomes an OSError that names `place`. It is shown without those that led to it, since they may hold
+    The error becomes an OSError that names `path`. It is shown without those that led to it, since they may hold
     credentials.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
@@ -49,7 +49,7 @@ def with_retries(call: Callable[[], T], place: object) -> T:
     except ImportError:
         raise
     except Exception as error:  # each file system raises its own
-        failure = _as_os_error(error, place)
+        failure = _as_os_error(error, path)
     raise failure from None
 
 
@@ -57,13 +57,13 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, (*_CODES, *_REFUSALS))
 
 
-def _as_os_error(error: Exception, place: object) -> OSError:
+def _as_os_error(error: Exception, path: object) -> OSError:
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), errno.EIO)
     problem = os.strerror(code)
     if code in (errno.EIO, errno.EACCES):  # a store says which permission is missing
         attempts = f"{len(_WAITS) + 1} attempts failed, the last with " if _may_pass(error) else ""
         problem = f"{attempts}{type(error).__name__}: {without_secrets(str(error))}"
-    return OSError(code, problem, str(place))  # of the subclass for the code
+    return OSError(code, problem, str(path))  # of the subclass for the code
 
 
 def check_size(received: int, expected: int | None) -> None:

@@ -119,8 +119,8 @@ class PlannedBatches(ABC):
     @property
     def progress(self) -> BatchingProgress:
         position, num_items = self.position, self._reader.num_items
-        share = (position.served.items - position.epoch_start.items) / num_items if num_items else 0
-        return BatchingProgress(*position.served, epochs=position.epoch + share)
+        share = (position.yielded.items - position.epoch_start.items) / num_items if num_items else 0
+        return BatchingProgress(*position.yielded, epochs=position.epoch + share)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last yielded batch: JSON-able, without the contents of items.
@@ -141,7 +141,7 @@ class PlannedBatches(ABC):
         """
         check_same_configuration(state_dict["configuration"], self._configuration)
         position = Position.of(state_dict)
-        for _, cursor in position.served_up_to:
+        for _, cursor in position.yielded_up_to:
             self._reader.check(cursor)
         self.move_to(position)
         self._followed = None

@@ -29,14 +29,14 @@ class RankBatches:
     infinite: bool
 
     def __post_init__(self) -> None:
-        self._unserved: deque[tuple[Window, int]] = deque()  # batches of the windows that were formed
+        self._left: deque[tuple[Window, int]] = deque()  # batches of the windows that were formed
         self._ended = False
 
     @property
     def position(self) -> Position:
-        if not self._unserved:
+        if not self._left:
             return self._next
-        window, index = self._unserved[0]
+        window, index = self._left[0]
         return window.position(index)
 
     def next_epoch(self) -> Position:
@@ -45,35 +45,35 @@ class RankBatches:
         A last step with batches for only some ranks counts as a step.
         """
         position = self.position
-        steps = -(-position.served.batches // self.world_size)
-        served = position.served._replace(batches=steps * self.world_size)
-        return self._maker.epoch_start(position.epoch + 1, served)
+        steps = -(-position.yielded.batches // self.world_size)
+        yielded = position.yielded._replace(batches=steps * self.world_size)
+        return self._maker.epoch_start(position.epoch + 1, yielded)
 
     def has_step(self) -> bool:
         """Whether the epoch has another step for this rank. Forms the windows of that step."""
-        while len(self._unserved) < self.world_size and not self._ended:
+        while len(self._left) < self.world_size and not self._ended:
             window = self._maker.form(self._next)
             if window is not None or self._next.batches_of_window:
                 self._add(window)
             elif self.infinite and not self._next.is_epoch_start:
-                self._next = self._maker.epoch_start(self._next.epoch + 1, self._next.served)
+                self._next = self._maker.epoch_start(self._next.epoch + 1, self._next.yielded)
             else:
                 self._ended = True
-        return len(self._unserved) >= (self.world_size if self.remainder == "drop" else 1)
+        return len(self._left) >= (self.world_size if self.remainder == "drop" else 1)
 
     def step(self) -> list[Any] | None:
         """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
         if not self.has_step():
-            if self._unserved and self.position.is_epoch_start:
+            if self._left and self.position.is_epoch_start:
                 raise ValueError(
-                    f"remainder must be 'repeat' or 'empty' for epochs of {len(self._unserved)} batches on "
+                    f"remainder must be 'repeat' or 'empty' for epochs of {len(self._left)} batches on "
                     f"{self.world_size} ranks, got 'drop'"
                 )
             self._next = self.next_epoch()
-            self._unserved.clear()
+            self._left.clear()
             return None
-        last, _ = self._unserved[-1]
-        step = [self._unserved.popleft() for _ in range(min(self.world_size, len(self._unserved)))]
+        last, _ = self._left[-1]
+        step = [self._left.popleft() for _ in range(min(self.world_size, len(self._left)))]
         if self.rank < len(step):
             window, index = step[self.rank]
             return window.batch(index)
@@ -81,11 +81,11 @@ class RankBatches:
 
     def _add(self, window: Window | None) -> None:
         """Add the window at `_next`, which may be a position in the middle of a window."""
-        served = self._next.batches_of_window
-        if served and (
-            window is None or not 0 < served < len(window) or window.position(served).served != self._next.served
+        yielded = self._next.batches_of_window
+        if yielded and (
+            window is None or not 0 < yielded < len(window) or window.position(yielded).yielded != self._next.yielded
         ):
             raise ValueError("state_dict must be of the same items and lengths: its open window is another one here")
         assert window is not None
-        self._unserved.extend((window, index) for index in range(served, len(window)))
+        self._left.extend((window, index) for index in range(yielded, len(window)))
         self._next = window.position(len(window))

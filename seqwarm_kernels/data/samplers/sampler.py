@@ -113,10 +113,10 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         """
         position = self.position
         is_same_epoch = epoch == position.epoch
-        if self._start_is_set and (is_same_epoch or (self._current.infinite and position.served.batches)):
+        if self._start_is_set and (is_same_epoch or (self._current.infinite and position.yielded.batches)):
             return
-        served = position.epoch_start if is_same_epoch else position.served
-        self.move_to(self._maker.epoch_start(epoch, served))
+        yielded = position.epoch_start if is_same_epoch else position.yielded
+        self.move_to(self._maker.epoch_start(epoch, yielded))
 
     def _next_pass(self) -> RankBatches:
         return self._current if self._current.infinite else self._rank_batches(self._current.next_epoch())

@@ -30,8 +30,8 @@ class Position(NamedTuple):
     #: The cursor up to which items were yielded before the open window. Under warmup by bucket, short items are yielded
     #: first: an entry (bound, cursor) is that of items of at most `bound` tokens, and more than the previous bound.
     #: Bounds increase, so cursors move back from one bound to the next.
-    served_up_to: tuple[tuple[int, Cursor], ...]
-    served: Counts
+    yielded_up_to: tuple[tuple[int, Cursor], ...]
+    yielded: Counts
     window_start: Counts  #: yielded before the open window
     epoch_start: Counts  #: yielded before the epoch
     min_length: int = 0  #: the current length is at least this, because no shorter item was left in the epoch
@@ -39,45 +39,45 @@ class Position(NamedTuple):
     @property
     def batches_of_window(self) -> int:
         """Number of batches of the open window that were yielded."""
-        return self.served.batches - self.window_start.batches
+        return self.yielded.batches - self.window_start.batches
 
     @property
     def is_epoch_start(self) -> bool:
-        return self.served == self.epoch_start
+        return self.yielded == self.epoch_start
 
-    def first_unserved(self, max_length: int) -> Cursor:
-        """The cursor of the first item of at most `max_length` tokens that may be unserved."""
-        cursors = (cursor for bound, cursor in self.served_up_to if max_length <= bound)
-        return next(cursors, self.served_up_to[-1][1])
+    def first_left(self, max_length: int) -> Cursor:
+        """The cursor of the first item of at most `max_length` tokens that may still be left."""
+        cursors = (cursor for bound, cursor in self.yielded_up_to if max_length <= bound)
+        return next(cursors, self.yielded_up_to[-1][1])
 
-    def is_unserved(self, lengths: IntArray, positions: IntArray, max_length: int) -> NDArray[np.bool_]:
-        """(items,) bool: the unserved items of at most `max_length` tokens."""
-        bounds = [bound for bound, _ in self.served_up_to]
-        first_positions = np.asarray([cursor["position"] for _, cursor in self.served_up_to])
+    def is_left(self, lengths: IntArray, positions: IntArray, max_length: int) -> NDArray[np.bool_]:
+        """(items,) bool: the items of at most `max_length` tokens that are left."""
+        bounds = [bound for bound, _ in self.yielded_up_to]
+        first_positions = np.asarray([cursor["position"] for _, cursor in self.yielded_up_to])
         lengths = np.minimum(lengths, bounds[-1])
         return (lengths <= max_length) & (positions >= first_positions[np.searchsorted(bounds, lengths)])
 
-    def marked_served(self, max_length: int, cursor: Cursor) -> tuple[tuple[int, Cursor], ...]:
-        """`served_up_to` once all items of at most `max_length` tokens are served up to `cursor`."""
+    def marked_yielded(self, max_length: int, cursor: Cursor) -> tuple[tuple[int, Cursor], ...]:
+        """`yielded_up_to` once all items of at most `max_length` tokens are yielded up to `cursor`."""
         marked: dict[int, tuple[int, Cursor]] = {}
-        for bound in sorted({max_length, *(bound for bound, _ in self.served_up_to)}):
-            before = self.first_unserved(bound)
+        for bound in sorted({max_length, *(bound for bound, _ in self.yielded_up_to)}):
+            before = self.first_left(bound)
             after = max(before, cursor, key=itemgetter("position")) if bound <= max_length else before
             marked[after["position"]] = bound, after  # an entry with the same position is redundant
         return tuple(marked.values())
 
     def plain(self) -> dict[str, Any]:
         """The same as JSON-able values, without the contents of items."""
-        counts = {name: getattr(self, name)._asdict() for name in ("served", "window_start", "epoch_start")}
-        return {**self._asdict(), **counts, "served_up_to": [list(entry) for entry in self.served_up_to]}
+        counts = {name: getattr(self, name)._asdict() for name in ("yielded", "window_start", "epoch_start")}
+        return {**self._asdict(), **counts, "yielded_up_to": [list(entry) for entry in self.yielded_up_to]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Position:
         """The position of the values of `plain`."""
         return cls(
             epoch=state["epoch"],
-            served_up_to=tuple((bound, dict(cursor)) for bound, cursor in state["served_up_to"]),
-            served=Counts(**state["served"]),
+            yielded_up_to=tuple((bound, dict(cursor)) for bound, cursor in state["yielded_up_to"]),
+            yielded=Counts(**state["yielded"]),
             window_start=Counts(**state["window_start"]),
             epoch_start=Counts(**state["epoch_start"]),
             min_length=state["min_length"],
@@ -103,7 +103,7 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def _find(state: Any) -> dict[str, Any] | None:
     if not isinstance(state, Mapping):
         return None
-    if "served_up_to" in state:
+    if "yielded_up_to" in state:
         return dict(state)
     found = next(filter(None, map(_find, state.values())), None)
     # The names of two classes of torchdata for the batches since the state was taken.

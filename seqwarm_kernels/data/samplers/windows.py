@@ -27,7 +27,7 @@ class Window:
     start: Position  #: before its first batch
     items: NDArray[Any]
     plan: Plan
-    served_up_to: tuple[tuple[int, Cursor], ...]  #: that of the position after its last batch
+    yielded_up_to: tuple[tuple[int, Cursor], ...]  #: that of the position after its last batch
     ends: IntArray | None  #: (items,) int64, `BatchPlanner.ends`; None: batches hold whole items, not pieces
 
     def __len__(self) -> int:
@@ -45,13 +45,13 @@ class Window:
     def position(self, batches: int) -> Position:
         """The position after the first `batches` batches. That after the last one is the start of the next window."""
         items, tokens = self._sums
-        before = self.start.served
-        served = Counts(
+        before = self.start.yielded
+        yielded = Counts(
             before.items + int(items[batches]), before.tokens + int(tokens[batches]), before.batches + batches
         )
         if batches == len(self):
-            return self.start._replace(served_up_to=self.served_up_to, served=served, window_start=served)
-        return self.start._replace(served=served)
+            return self.start._replace(yielded_up_to=self.yielded_up_to, yielded=yielded, window_start=yielded)
+        return self.start._replace(yielded=yielded)
 
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
@@ -76,42 +76,42 @@ class WindowMaker:
         self._unit = "step" if scheduler is None else scheduler.unit
         self._milestones = [] if scheduler is None else scheduler.milestones()
 
-    def epoch_start(self, epoch: int, served: Counts) -> Position:
+    def epoch_start(self, epoch: int, yielded: Counts) -> Position:
         """Where an epoch begins, once the previous one is over."""
         # The last bound also applies to longer items.
-        served_up_to = ((self._planner.longest or 0, self._reader.begin()),)
-        return Position(epoch, served_up_to, served=served, window_start=served, epoch_start=served)
+        yielded_up_to = ((self._planner.longest or 0, self._reader.begin()),)
+        return Position(epoch, yielded_up_to, yielded=yielded, window_start=yielded, epoch_start=yielded)
 
     def form(self, position: Position) -> Window | None:
         """The open window of `position`, None at the end of the epoch."""
-        start = position._replace(served=position.window_start)
+        start = position._replace(yielded=position.window_start)
         max_length = self._length(start)
-        bound = max_length if self._planner.by_bucket and max_length is not None else start.served_up_to[-1][0]
+        bound = max_length if self._planner.by_bucket and max_length is not None else start.yielded_up_to[-1][0]
         read = self._read(start, bound)
         if len(read) == 0:
             shortest = self._shortest(start) if self._planner.by_bucket else None
             return None if shortest is None else self.form(start._replace(min_length=self._next_length(shortest)))
         count, plan = self._plan(start, read.lengths, max_length)
-        served_up_to = start.marked_served(bound, read.cursor_after(count))
+        yielded_up_to = start.marked_yielded(bound, read.cursor_after(count))
         ends = self._planner.ends(read.lengths[:count], max_length) if self._planner.cuts_items else None
-        return Window(start, read.items[:count], plan, served_up_to, ends)
+        return Window(start, read.items[:count], plan, yielded_up_to, ends)
 
     def _read(self, start: Position, max_length: int) -> Items:
-        """The next unserved items of at most `max_length` tokens, fewer than a window at the end of the epoch."""
+        """The next items of at most `max_length` tokens that are left, fewer than a window at the end of the epoch."""
         parts, missing = [], self._window
-        for read in self._windows(start.epoch, start.first_unserved(max_length)):
-            chosen = np.flatnonzero(start.is_unserved(read.lengths, read.positions, max_length))[:missing]
+        for read in self._windows(start.epoch, start.first_left(max_length)):
+            chosen = np.flatnonzero(start.is_left(read.lengths, read.positions, max_length))[:missing]
             parts.append(read.select(chosen))  # `read` itself would keep its other items in memory
             if missing is not None and (missing := missing - len(chosen)) == 0:
                 break
         return joined(parts)
 
     def _shortest(self, start: Position) -> int | None:
-        """Length of the shortest unserved item, at most the last bound; None at the end of the epoch."""
-        bound, cursor = start.served_up_to[-1]
+        """Length of the shortest item that is left, at most the last bound; None at the end of the epoch."""
+        bound, cursor = start.yielded_up_to[-1]
         shortest = bound + 1
         for read in self._windows(start.epoch, cursor):
-            lengths = np.minimum(read.lengths, bound)[start.is_unserved(read.lengths, read.positions, bound)]
+            lengths = np.minimum(read.lengths, bound)[start.is_left(read.lengths, read.positions, bound)]
             shortest = int(lengths.min(initial=shortest))
         return shortest if shortest <= bound else None
 
@@ -130,7 +130,7 @@ class WindowMaker:
         scheduler = self._planner.scheduler
         if scheduler is None:
             return None
-        return max(scheduler.seq_length_at(self._progress(start.served)), start.min_length)
+        return max(scheduler.seq_length_at(self._progress(start.yielded)), start.min_length)
 
     def _next_length(self, min_length: int) -> int:
         """The shortest length of the schedule that is at least `min_length`, else the scheduler's max_seq_length."""
@@ -146,10 +146,10 @@ class WindowMaker:
         seeds = None
         if self._seed is not None:
             # Counts the items of this epoch only, so that epoch n is the same whatever was yielded before it.
-            seeds = self._seed, start.epoch, start.served.items - start.epoch_start.items
+            seeds = self._seed, start.epoch, start.yielded.items - start.epoch_start.items
         plan = partial(self._planner.plan, max_length=max_length, seeds=seeds)
         tokens = np.cumsum(self._planner.tokens(lengths, max_length))
-        count = self._count_until_change(start.served, lengths, tokens, plan)
+        count = self._count_until_change(start.yielded, lengths, tokens, plan)
         if self._planner.packed:
             count = max(count, int((lengths > 0).argmax()) + 1)
             if count == len(lengths) == self._window:
@@ -158,30 +158,30 @@ class WindowMaker:
         return count, plan(lengths[:count])
 
     def _count_until_change(
-        self, served: Counts, lengths: IntArray, tokens: IntArray, plan: Callable[[IntArray], Plan]
+        self, yielded: Counts, lengths: IntArray, tokens: IntArray, plan: Callable[[IntArray], Plan]
     ) -> int:
         """How many of the first items are planned before the schedule's length changes, at least one.
 
         `tokens` (items,) int64 are those of each item and of all before it.
         """
-        next_change = bisect_right(self._milestones, self._progress(served), key=attrgetter("progress"))
+        next_change = bisect_right(self._milestones, self._progress(yielded), key=attrgetter("progress"))
         if next_change == len(self._milestones):
             return len(lengths)
         change = self._milestones[next_change].progress
         if self._unit == "sample":
-            return min(change - served.items, len(lengths))
+            return min(change - yielded.items, len(lengths))
         if self._unit == "token":
-            return min(int(np.searchsorted(tokens, change - served.tokens)) + 1, len(lengths))
-        batches = change * self._world_size - served.batches
+            return min(int(np.searchsorted(tokens, change - yielded.tokens)) + 1, len(lengths))
+        batches = change * self._world_size - yielded.batches
         bound = 2
         while bound < len(lengths) and len(plan(lengths[:bound])) <= batches:
             bound *= 2
         counts = range(1, min(bound, len(lengths)) + 1)
         return max(bisect_right(counts, batches, key=lambda count: len(plan(lengths[:count]))), 1)
 
-    def _progress(self, served: Counts) -> int:
+    def _progress(self, yielded: Counts) -> int:
         """What was yielded, in the unit of the schedule."""
-        units = {"step": served.batches // self._world_size, "token": served.tokens, "sample": served.items}
+        units = {"step": yielded.batches // self._world_size, "token": yielded.tokens, "sample": yielded.items}
         return units[self._unit]
 
 

@@ -9,8 +9,8 @@ An operator's `dropout_seed` has one of two forms, both int64:
 
 - (): the seed. `head` counts through batch and heads, `query` and `key` from 0. For packed sequences, `query` and `key`
   count through the packed tokens.
-- (B, Hq, 4), or (Hq, 4) for packed sequences: the origins. For each head the seed, the number `head`, and what `query`
-  and `key` count from. A call on a part of the batch, heads, queries or keys then draws the mask of the whole.
+- (B, Hq, 4), or (Hq, 4) for packed sequences: the head offsets. For each head the seed, the number `head`, and what
+  `query` and `key` count from. A call on a part of the batch, heads, queries or keys then draws the mask of the whole.
 
 The first key of a head must be a multiple of 4. `head`, `query` and `key // 4` must be smaller than 2^32. Neither is
 checked, since values stay on the device.
@@ -27,11 +27,11 @@ _ROUNDS = 10
 _LOW_32_BITS = 0xFFFFFFFF
 
 
-def dropout_origins(seed: Tensor, batch_size: int, num_heads: int, first_query: int = 0, first_key: int = 0) -> Tensor:
-    """(B, Hq, 4) int64: the origins of a call on the queries and keys from `first_query` and `first_key` on.
+def dropout_offsets(seed: Tensor, batch_size: int, num_heads: int, first_query: int = 0, first_key: int = 0) -> Tensor:
+    """(B, Hq, 4) int64: the head offsets of a call on the queries and keys from `first_query` and `first_key` on.
 
-    `seed` is () int64. A slice of the result serves a part of the batch or of the heads. The origins for packed
-    sequences are `dropout_origins(seed, 1, num_heads)[0]`.
+    `seed` is () int64. A slice of the result serves a part of the batch or of the heads. Those for packed sequences
+    are `dropout_offsets(seed, 1, num_heads)[0]`.
     """
     head = torch.arange(batch_size * num_heads, device=seed.device).view(batch_size, num_heads)
     firsts = torch.full_like(head, first_query), torch.full_like(head, first_key)

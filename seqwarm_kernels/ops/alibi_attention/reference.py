@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..library import implement
-from .dropout import dropout_origins, keep_mask
+from .dropout import dropout_offsets, keep_mask
 from .schema import DenseOptions, VarlenOptions, accumulation_dtype, allocate_like, allocate_outputs
 from .validation import check_values
 
@@ -124,19 +124,19 @@ def _visible(offset: Tensor, causal: bool, window: int | None) -> Tensor:
     return visible
 
 
-def _keep(dropout_p: float, origins: Tensor | None, i: Tensor, j: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """`origins` is (..., Hq, 4)."""
-    if origins is None:
+def _keep(dropout_p: float, head_offsets: Tensor | None, i: Tensor, j: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """`head_offsets` is (..., Hq, 4)."""
+    if head_offsets is None:
         return None
-    seed, head, first_query, first_key = origins[..., None, None, :].unbind(-1)
+    seed, head, first_query, first_key = head_offsets[..., None, None, :].unbind(-1)
     mask = keep_mask(dropout_p, seed, head, first_query + i[:, None], first_key + j)
     return mask.to(dtype) / (1 - dropout_p)
 
 
-def _origins(dropout_seed: Tensor | None, batch_size: int, num_heads: int) -> Tensor | None:
+def _head_offsets(dropout_seed: Tensor | None, batch_size: int, num_heads: int) -> Tensor | None:
     if dropout_seed is None or dropout_seed.dim() > 0:
         return dropout_seed
-    return dropout_origins(dropout_seed, batch_size, num_heads)
+    return dropout_offsets(dropout_seed, batch_size, num_heads)
 
 
 def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
@@ -155,8 +155,8 @@ def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
         visible = visible & (first <= j) & (j < end)
     if options.key_padding_mask is not None:
         visible = visible & options.key_padding_mask[:, None, None, :]
-    origins = _origins(options.dropout_seed, batch_size, num_heads)
-    keep = _keep(options.dropout_p, origins, i, j, query.dtype)
+    head_offsets = _head_offsets(options.dropout_seed, batch_size, num_heads)
+    keep = _keep(options.dropout_p, head_offsets, i, j, query.dtype)
     return Pairs(*_distances(position, j, first, end), visible, keep)
 
 
@@ -172,8 +172,8 @@ class _Sequence(NamedTuple):
 def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterator[_Sequence]:
     device = slopes.device
     starts = None if options.query_start is None else options.query_start.expand(options.cu_seqlens_q.numel() - 1)
-    origins = _origins(options.dropout_seed, 1, num_heads)
-    origins = None if origins is None else origins.view(num_heads, 4)
+    head_offsets = _head_offsets(options.dropout_seed, 1, num_heads)
+    head_offsets = None if head_offsets is None else head_offsets.view(num_heads, 4)
     ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
     for index, (queries, keys) in enumerate(zip(pairwise(ends_q), pairwise(ends_k), strict=True)):
         i = torch.arange(*queries, device=device)
@@ -182,7 +182,7 @@ def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterat
         if starts is not None:
             position = i[:, None] - queries[0] + keys[0] + starts[index]
         visible = _visible(position - j, options.causal, options.window)
-        keep = _keep(options.dropout_p, origins, i, j, slopes.dtype)
+        keep = _keep(options.dropout_p, head_offsets, i, j, slopes.dtype)
         pairs = Pairs(*_distances(position, j, *keys), visible, keep)
         yield _Sequence(slice(*queries), slice(*keys), slopes if slopes.dim() == 1 else slopes[index], pairs)
 

@@ -3,7 +3,7 @@
 The public functions resolve all defaults. Slopes, scale and positions are explicit: query i of row b is at position
 `query_start[b] + query_offset + i` (query_start None: 0), and key j is at position j. In packed sequence b, query i is
 at `query_start[b] + i` (None: len_k − len_q + i). `dropout_seed` is a tensor when dropout_p > 0: a seed for all heads,
-or seeds and origins of each head. dropout.py defines the dropout mask of both.
+or a seed and offsets for each head. dropout.py defines the dropout mask of both.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
 from ..library import overload
-from .dropout import dropout_origins
+from .dropout import dropout_offsets
 from .schema import BACKENDS, DenseOptions, VarlenOptions
 
 _Options = TypeVar("_Options", DenseOptions, VarlenOptions)
@@ -138,19 +138,19 @@ def distribute(tensors: tuple[Tensor, ...], options: _Options) -> tuple[tuple[Te
         return tensor if list(tensor.placements) == wanted else tensor.redistribute(placements=wanted)
 
     if options.dropout_seed is not None:
-        origins = _common_origins(options.dropout_seed, query, 1 if is_packed else query.shape[0])
-        options = options._replace(dropout_seed=origins[0] if is_packed else origins)
+        head_offsets = _common_offsets(options.dropout_seed, query, 1 if is_packed else query.shape[0])
+        options = options._replace(dropout_seed=head_offsets[0] if is_packed else head_offsets)
     placed: dict[str, Any] = {
         name: distributed(name, entry) for name, entry in options._asdict().items() if isinstance(entry, Tensor)
     }
     return (query, key, value, distributed("slopes", slopes)), options._replace(**placed)
 
 
-def _common_origins(seed: Tensor, query: DTensor, batch_size: int) -> Tensor:
-    """The dropout origins of all rows and heads, with one seed for the whole mesh, the largest of its ranks' seeds."""
+def _common_offsets(seed: Tensor, query: DTensor, batch_size: int) -> Tensor:
+    """The head offsets of all rows and heads, with one seed for the whole mesh, the largest of its ranks' seeds."""
     for dimension in range(query.device_mesh.ndim):
         seed = collectives.all_reduce(seed, "max", (query.device_mesh, dimension))
-    return dropout_origins(seed, batch_size, query.shape[1])
+    return dropout_offsets(seed, batch_size, query.shape[1])
 
 
 def _cuts(query: DTensor, is_packed: bool) -> list[str | None]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from ..call_kind import CallCache, call_kind
+from ..call_key import CallCache, call_key
 from ..library import LIBRARY, shorten
 from ..triton_launch import DISPATCH_KEY, Launch, on
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
@@ -24,7 +24,7 @@ from .triton_arguments import (
     UNBOUNDED,
     allocate,
     contiguous,
-    has_origins,
+    has_head_offsets,
     mask_strides,
     precision_of,
     query_offset_of,
@@ -101,7 +101,7 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         **strides_named("v", value.strides),
         "CAUSAL": dense.causal,
         "LIMITED": _is_limited(options),
-        "ORIGINS": has_origins(dense.dropout_seed),
+        "HEAD_OFFSETS": has_head_offsets(dense.dropout_seed),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
     }
@@ -310,11 +310,13 @@ def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _
     if isinstance(options, DenseOptions):  # of query_offset only whether some queries are before all keys
         fixed = *options[:3], options.query_offset < 0, *options[4:]
     fixed = *fixed, hides_keys(options, *arguments[-4:-2])
-    kind = call_kind(make.__name__, type(options).__name__, precision_of(arguments[0].dtype), *arguments, *fixed, *more)
-    call = _known.get(kind)
+    cache_key = call_key(
+        make.__name__, type(options).__name__, precision_of(arguments[0].dtype), *arguments, *fixed, *more
+    )
+    call = _known.get(cache_key)
     if call is None:
         call = make(*arguments, options)
-        _known.remember(kind, call)
+        _known.remember(cache_key, call)
     return call
 
 

@@ -51,8 +51,8 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def has_origins(dropout_seed: Tensor | None) -> bool:
-    """Whether each head has its own seed and origins (dropout.py)."""
+def has_head_offsets(dropout_seed: Tensor | None) -> bool:
+    """Whether each head has its own seed and offsets (dropout.py)."""
     return dropout_seed is not None and dropout_seed.dim() > 0
 
 

@@ -186,7 +186,7 @@ def backward_key_kernel(
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
-    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    HEAD_OFFSETS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     BLIND: tl.constexpr,  # some query may see no key, and hold NaN
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -245,7 +245,7 @@ def backward_key_kernel(
     scale2 = scale * LOG2_E
 
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    origins = dropout_seed if ORIGINS else None
+    head_offsets = dropout_seed if HEAD_OFFSETS else None
     to_key = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     to_value = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for member in range(group_size):
@@ -269,7 +269,7 @@ def backward_key_kernel(
             lse2 + row.to(tl.int64) * query_length,
             delta + row.to(tl.int64) * query_length,
         )
-        dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
+        dropout = Dropout(seed, head_offsets, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
         # Queries at the left end, the nearest, at the right end.
         for piece in range(1 if CAUSAL else 0, 3):
             piece_begin, piece_end = begin, full_begin

@@ -176,7 +176,7 @@ def backward_query_kernel(
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
-    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    HEAD_OFFSETS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -258,8 +258,8 @@ def backward_query_kernel(
         stride_ms,
     )
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    origins = dropout_seed if ORIGINS else None
-    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
+    head_offsets = dropout_seed if HEAD_OFFSETS else None
+    dropout = Dropout(seed, head_offsets, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end

@@ -83,7 +83,7 @@ def decode_kernel(
     stride_slope_h: tl.int64,
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,
-    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    HEAD_OFFSETS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -168,7 +168,7 @@ def decode_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     out = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    origins = dropout_seed if ORIGINS else None
+    head_offsets = dropout_seed if HEAD_OFFSETS else None
     for step in tl.range((begin - chunk * CHUNK) // BLOCK_N, tl.cdiv(end - chunk * CHUNK, BLOCK_N)):
         start = chunk * CHUNK + step * BLOCK_N
         kept = kept_keys(key_padding_mask, start, key_length, stride_ms, BLOCK_N)
@@ -185,7 +185,7 @@ def decode_kernel(
         out = out * decay[:, None]
         if dropout_seed is not None:
             dropout = Dropout(
-                seed, origins, batch * num_heads + head, dropout_threshold, 1.0, None, num_heads, query_length
+                seed, head_offsets, batch * num_heads + head, dropout_threshold, 1.0, None, num_heads, query_length
             )
             weights = tl.where(kept_weights(dropout, token, start, BLOCK_M, BLOCK_N), weights, 0.0)
         # All keys with scores up to `least` weigh at most half of the tolerance together. NaN compares false.

@@ -224,7 +224,7 @@ def forward_kernel(
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
-    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    HEAD_OFFSETS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -286,8 +286,8 @@ def forward_kernel(
     if edge_value is not None:
         edge_value = TileSource(edge_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    origins = dropout_seed if ORIGINS else None
-    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
+    head_offsets = dropout_seed if HEAD_OFFSETS else None
+    dropout = Dropout(seed, head_offsets, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
 
     softmax = Softmax(
         tl.zeros((BLOCK_M,), tl.float32),

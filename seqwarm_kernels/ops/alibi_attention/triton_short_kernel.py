@@ -144,7 +144,7 @@ def short_forward_kernel(
     stride_os: tl.int64,
     stride_slope_h: tl.int64,
     CAUSAL: tl.constexpr,
-    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    HEAD_OFFSETS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -172,9 +172,9 @@ def short_forward_kernel(
     weights = tl.exp2(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
     total = tl.sum(weights, 1)
     if dropout_seed is not None:
-        origins = dropout_seed if ORIGINS else None
+        head_offsets = dropout_seed if HEAD_OFFSETS else None
         seed = tl.load(dropout_seed)
-        dropout = Dropout(seed, origins, head, dropout_threshold, inverse_keep, row_length, num_heads, num_tokens)
+        dropout = Dropout(seed, head_offsets, head, dropout_threshold, inverse_keep, row_length, num_heads, num_tokens)
         weights = tl.where(kept_weights(dropout, tokens.index, start, BLOCK, BLOCK), weights, 0.0)
     weights = tl.where(visible, weights + value_nan[None, :], 0.0)
     attended = tl.dot(weights.to(value_tile.dtype), value_tile, input_precision=PRECISION)
@@ -249,7 +249,7 @@ def short_backward_kernel(
     stride_slope_h: tl.int64,
     CAUSAL: tl.constexpr,
     GROUPED: tl.constexpr,  # query heads share key heads. Without them, sums need no registers
-    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    HEAD_OFFSETS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -307,9 +307,11 @@ def short_backward_kernel(
         grad_weights = tl.dot(grad_tile, tl.trans(value_tile), input_precision=PRECISION)
         kept_part = weights
         if dropout_seed is not None:
-            origins = dropout_seed if ORIGINS else None
+            head_offsets = dropout_seed if HEAD_OFFSETS else None
             seed = tl.load(dropout_seed)
-            dropout = Dropout(seed, origins, head, dropout_threshold, inverse_keep, row_length, num_heads, num_tokens)
+            dropout = Dropout(
+                seed, head_offsets, head, dropout_threshold, inverse_keep, row_length, num_heads, num_tokens
+            )
             keep = kept_weights(dropout, tokens.index, start, BLOCK, BLOCK)
             kept_part = tl.where(keep, weights * inverse_keep, 0.0)
             grad_weights = tl.where(keep, grad_weights * inverse_keep, 0.0)

@@ -64,7 +64,7 @@ class Dropout(NamedTuple):
     """Arguments of dropout.py's mask, and 1 / (1 − dropout_p)."""
 
     seed: Any  # None: no dropout
-    origins: Any  # (batch, heads, 4), or None
+    head_offsets: Any  # (batch, heads, 4), or None
     head: Any  # counted through batch and heads; one, or one of each query
     threshold: Any
     inverse_keep: Any
@@ -439,12 +439,12 @@ def kept_weights(dropout, queries, start, ROWS: tl.constexpr, COLUMNS: tl.conste
     key = (keys // 4)[None, :].to(tl.uint32)
     query = queries.to(tl.uint32)
     seed = dropout.seed
-    if dropout.origins is not None:
-        origin = dropout.origins + head.to(tl.int64) * 4
-        seed = tl.broadcast_to(tl.load(origin), [ROWS])[:, None]
-        head = tl.load(origin + 1)
-        query += tl.load(origin + 2).to(tl.uint32)
-        key += tl.broadcast_to(tl.load(origin + 3) // 4, [ROWS])[:, None].to(tl.uint32)
+    if dropout.head_offsets is not None:
+        entry = dropout.head_offsets + head.to(tl.int64) * 4
+        seed = tl.broadcast_to(tl.load(entry), [ROWS])[:, None]
+        head = tl.load(entry + 1)
+        query += tl.load(entry + 2).to(tl.uint32)
+        key += tl.broadcast_to(tl.load(entry + 3) // 4, [ROWS])[:, None].to(tl.uint32)
     head = tl.broadcast_to(head, [ROWS])[:, None].to(tl.uint32)
     bits0, bits1, bits2, bits3 = tl.philox(seed, key, query[:, None], head, 0)
     even, odd = tl.join(bits0, bits2), tl.join(bits1, bits3)  # (..., 4 keys as 2 x 2)

@@ -12,7 +12,7 @@ from ..utils.checks import has_tangent
 from . import backends
 
 _ALIGNMENT = 16  # bytes: of blocks that kernels may load at once
-_MAX_KINDS = 256
+_MAX_KEYS = 256
 
 _Call = TypeVar("_Call")
 
@@ -20,15 +20,15 @@ _Call = TypeVar("_Call")
 class CallCache(dict[Hashable, _Call]):
     """Calls by their key. A training run has few. Where lengths grow with each call, old ones are dropped."""
 
-    def remember(self, kind: Hashable, call: _Call) -> None:
-        if kind is None:
+    def remember(self, key: Hashable, call: _Call) -> None:
+        if key is None:
             return
-        if len(self) >= _MAX_KINDS:
+        if len(self) >= _MAX_KEYS:
             self.clear()
-        self[kind] = call
+        self[key] = call
 
 
-def _call_kind(*arguments: Any) -> Hashable | None:
+def _call_key(*arguments: Any) -> Hashable | None:
     """The key of a call with these arguments, or None; without the module for this torch.
 
     Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Other
@@ -37,7 +37,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
     """
     if not _is_plain_state():
         return None
-    kind: list[Any] = []
+    key: list[Any] = []
     for argument in arguments:
         if type(argument) in (Tensor, torch.nn.Parameter):
             if argument.layout != torch.strided or argument.is_nested or argument.device.type not in ("cpu", "cuda"):
@@ -45,23 +45,23 @@ def _call_kind(*arguments: Any) -> Hashable | None:
             if argument.is_conj() or argument.is_neg() or has_tangent(argument):
                 return None
             aligned = argument.data_ptr() % _ALIGNMENT == 0
-            kind += argument.shape, argument.stride(), argument.dtype, argument.device, aligned
+            key += argument.shape, argument.stride(), argument.dtype, argument.device, aligned
         elif argument is None:
-            kind.append(argument)
+            key.append(argument)
         elif type(argument) is float:
-            kind.append(argument.hex())  # distinguishes 0.0 from -0.0
+            key.append(argument.hex())  # distinguishes 0.0 from -0.0
         elif type(argument) in (bool, int, str):
-            kind += type(argument), argument
+            key += type(argument), argument
         else:
             return None
-    return tuple(kind)
+    return tuple(key)
 
 
 def is_readable(*tensors: Tensor) -> bool:
     """Whether the host can read values without waiting: of plain tensors on a CPU, outside of traces and modes."""
     if torch.compiler.is_compiling() or any(tensor.device.type != "cpu" for tensor in tensors):
         return False
-    return call_kind(*tensors) is not None
+    return call_key(*tensors) is not None
 
 
 def _is_plain_state() -> bool:
@@ -74,4 +74,4 @@ def _is_plain_state() -> bool:
     )
 
 
-call_kind = _call_kind if backends.module is None else backends.module.call_kind
+call_key = _call_key if backends.module is None else backends.module.call_key

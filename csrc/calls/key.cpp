@@ -1,4 +1,4 @@
-#include "kind.h"
+#include "key.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -22,44 +22,44 @@ const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKey
     DispatchKeySet(DispatchKey::ADInplaceOrView) | c10::autocast_dispatch_keyset;
 
 template <typename T>
-void append(std::string& kind, const T* values, size_t count) {
-  kind.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+void append(std::string& key, const T* values, size_t count) {
+  key.append(reinterpret_cast<const char*>(values), count * sizeof(T));
 }
 
 template <typename T>
-void append(std::string& kind, char type, T value) {
-  kind.push_back(type);
-  append(kind, &value, 1);
+void append(std::string& key, char type, T value) {
+  key.push_back(type);
+  append(key, &value, 1);
 }
 
-bool append_tensor(std::string& kind, const at::Tensor& tensor) {
+bool append_tensor(std::string& key, const at::Tensor& tensor) {
   if (!is_plain(tensor)) {
     return false;
   }
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  append(kind, 'T', tensor.key_set().raw_repr());
-  append(kind, 'd', tensor.scalar_type());
-  append(kind, 'i', tensor.device().index());
-  append(kind, 'a', address % alignment == 0);
-  append(kind, 'n', tensor.dim());
-  append(kind, tensor.sizes().data(), tensor.dim());
-  append(kind, tensor.strides().data(), tensor.dim());
+  append(key, 'T', tensor.key_set().raw_repr());
+  append(key, 'd', tensor.scalar_type());
+  append(key, 'i', tensor.device().index());
+  append(key, 'a', address % alignment == 0);
+  append(key, 'n', tensor.dim());
+  append(key, tensor.sizes().data(), tensor.dim());
+  append(key, tensor.strides().data(), tensor.dim());
   return true;
 }
 
-bool append_argument(std::string& kind, PyObject* argument) {
+bool append_argument(std::string& key, PyObject* argument) {
   if (argument == Py_None) {
-    kind.push_back('N');
+    key.push_back('N');
   } else if (THPVariable_CheckExact(argument)) {  // a Tensor or a Parameter
-    return append_tensor(kind, THPVariable_Unpack(argument));
+    return append_tensor(key, THPVariable_Unpack(argument));
   } else if (PyBool_Check(argument)) {
-    append(kind, 'B', argument == Py_True);
+    append(key, 'B', argument == Py_True);
   } else if (PyLong_CheckExact(argument)) {
     int overflow = 0;
-    append(kind, 'I', PyLong_AsLongLongAndOverflow(argument, &overflow));
+    append(key, 'I', PyLong_AsLongLongAndOverflow(argument, &overflow));
     return overflow == 0;
   } else if (PyFloat_CheckExact(argument)) {
-    append(kind, 'F', PyFloat_AS_DOUBLE(argument));
+    append(key, 'F', PyFloat_AS_DOUBLE(argument));
   } else if (PyUnicode_CheckExact(argument)) {
     Py_ssize_t size = 0;
     const char* text = PyUnicode_AsUTF8AndSize(argument, &size);
@@ -67,8 +67,8 @@ bool append_argument(std::string& kind, PyObject* argument) {
       PyErr_Clear();
       return false;
     }
-    append(kind, 'S', size);
-    append(kind, text, size);
+    append(key, 'S', size);
+    append(key, text, size);
   } else {
     return false;
   }
@@ -91,18 +91,18 @@ bool is_plain(const at::Tensor& tensor) {
   return plain_keys.isSupersetOf(tensor.key_set()) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
-std::optional<py::bytes> call_kind(const py::args& arguments) {
+std::optional<py::bytes> call_key(const py::args& arguments) {
   if (!is_plain_state()) {
     return std::nullopt;
   }
-  std::string kind;
-  kind.reserve(1024);
+  std::string key;
+  key.reserve(1024);
   for (const py::handle argument : arguments) {
-    if (!append_argument(kind, argument.ptr())) {
+    if (!append_argument(key, argument.ptr())) {
       return std::nullopt;
     }
   }
-  return py::bytes(kind);
+  return py::bytes(key);
 }
 
 }  // namespace seqwarm

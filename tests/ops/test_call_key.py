@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from seqwarm_kernels.ops import backends, call_kind
+from seqwarm_kernels.ops import backends, call_key
 from tests.support.kernels import CalledOperators
 
-ALL = [call_kind._call_kind]
+ALL = [call_key._call_key]
 if backends.module is not None:
-    ALL.append(backends.module.call_kind)
-both = pytest.mark.parametrize("kind_of", ALL)
+    ALL.append(backends.module.call_key)
+both = pytest.mark.parametrize("key_of", ALL)
 
 
 class Subclass(torch.Tensor):
@@ -39,23 +39,23 @@ DIFFERENT = [
 ]
 
 
-def test_the_extension_finds_kinds_where_it_serves():
-    assert call_kind.call_kind is ALL[-1]
+def test_the_extension_finds_keys_where_it_serves():
+    assert call_key.call_key is ALL[-1]
 
 
 @both
-def test_arguments_that_differ_have_different_kinds(kind_of):
-    kinds = [kind_of(argument) for argument in DIFFERENT]
-    assert None not in kinds
-    assert len(set(kinds)) == len(kinds)
-    assert len({kind_of(*arguments) for arguments in (("ab", "c"), ("a", "bc"), (None, 1), (1, None), (1,))}) == 5
+def test_arguments_that_differ_have_different_kinds(key_of):
+    keys = [key_of(argument) for argument in DIFFERENT]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert len({key_of(*arguments) for arguments in (("ab", "c"), ("a", "bc"), (None, 1), (1, None), (1,))}) == 5
 
 
 @both
-def test_contents_and_gradients_have_no_part_in_a_kind(kind_of):
+def test_contents_and_gradients_have_no_part_in_a_key(key_of):
     tensor = whole()
     same = [whole() + 1, whole().requires_grad_(), torch.nn.Parameter(whole()), tensor * tensor.requires_grad_()]
-    assert {kind_of(one) for one in same} == {kind_of(tensor)}
+    assert {key_of(one) for one in same} == {key_of(tensor)}
 
 
 @both
@@ -70,54 +70,54 @@ def test_contents_and_gradients_have_no_part_in_a_kind(kind_of):
         *(1j, [1], int, torch.float32),
     ],
 )
-def test_other_arguments_have_no_kind(kind_of, argument):
-    assert kind_of(argument) is None
+def test_other_arguments_have_no_key(key_of, argument):
+    assert key_of(argument) is None
 
 
 @both
 @pytest.mark.parametrize("mode", [CalledOperators, FunctionMode])
-def test_no_kind_in_a_mode(kind_of, mode):
+def test_no_key_in_a_mode(key_of, mode):
     with mode():
-        assert kind_of(1) is None
-    assert kind_of(1) is not None
+        assert key_of(1) is None
+    assert key_of(1) is not None
 
 
 @pytest.mark.skipif("len(ALL) == 1", reason="the module for this torch is not built")
-@pytest.mark.parametrize(("excluded", "has_kind"), [("NestedTensor", True), ("CPU", False)])
-def test_excluded_keys_that_no_plain_tensor_has_do_not_matter(excluded, has_kind):
+@pytest.mark.parametrize(("excluded", "has_key"), [("NestedTensor", True), ("CPU", False)])
+def test_excluded_keys_that_no_plain_tensor_has_do_not_matter(excluded, has_key):
     """Autograd of torch 2.11 excludes one, Named, in each backward."""
     keys, tensor = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, excluded)), whole()
     with torch._C._ExcludeDispatchKeyGuard(keys):
-        assert (ALL[-1](tensor) is not None) == has_kind
+        assert (ALL[-1](tensor) is not None) == has_key
 
 
 @both
-def test_no_kind_in_a_transform_or_trace(kind_of):
-    kinds = []
+def test_no_key_in_a_transform_or_trace(key_of):
+    keys = []
 
     def f(tensor):
-        kinds.append(kind_of(1))
+        keys.append(key_of(1))
         return tensor * 1
 
     torch.func.vmap(f)(torch.ones(2))
     torch.func.grad(lambda tensor: f(tensor).sum())(torch.ones(2))
     torch.jit.trace(f, torch.ones(2), check_trace=False)
-    assert kinds == [None, None, None]
+    assert keys == [None, None, None]
 
 
 @both
-def test_a_kind_with_autocast_and_without_gradients(kind_of):
-    expected = kind_of(1)
+def test_a_key_with_autocast_and_without_gradients(key_of):
+    expected = key_of(1)
     for context in (torch.autocast("cpu"), torch.no_grad(), torch.inference_mode()):
         with context:
-            assert kind_of(1) == expected
+            assert key_of(1) == expected
 
 
 def test_a_cache_is_bounded():
-    calls = call_kind.CallCache()
-    for kind in range(3 * call_kind._MAX_KINDS):
-        calls.remember(kind, kind)
-        assert calls[kind] == kind
-    assert len(calls) <= call_kind._MAX_KINDS
+    calls = call_key.CallCache()
+    for key in range(3 * call_key._MAX_KEYS):
+        calls.remember(key, key)
+        assert calls[key] == key
+    assert len(calls) <= call_key._MAX_KEYS
     calls.remember(None, 1)
     assert None not in calls
