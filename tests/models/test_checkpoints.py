@@ -30,9 +30,7 @@ def save(name, folder, learn_slopes=False):
 
 OPTIONS = [
     {},
-    {"attn_implementation": "sdpa"},
-    {"attn_implementation": "eager", "experts_implementation": "eager"},
-    {"ignore_mismatched_sizes": True},
+    {"attn_implementation": "eager", "experts_implementation": "eager", "ignore_mismatched_sizes": True},
 ]
 
 
@@ -149,7 +147,6 @@ def beside(options, own_folder="", **other_options):
 #: How a checkpoint is saved, and with which options it is loaded.
 PLACES = {
     "of a variant": (beside({"variant": "ema"}), {"variant": "ema"}),
-    "beside a variant": (beside({}, variant="ema"), {}),
     "of a subfolder": (beside({}, own_folder="best"), {"subfolder": "best"}),
     "in many files": (many_files, {}),
     "in a file of torch": (in_a_file_of_torch, {"use_safetensors": False}),
@@ -205,7 +202,6 @@ def pair_batch():
 
 PARTS = {
     "the language model of LLaVA": (llava, "model.language_model", None),
-    "the model below the head of LLaVA": (llava, "model", {"input_ids": torch.arange(3, 12)[None]}),
     "a decoder": (encoder_decoder, "decoder", decoder_batch()),
     "an encoder and a decoder made of configs": (lambda: encoder_decoder(False), "", pair_batch()),
     "GPT-2 below its head": (lambda: make("gpt2"), "transformer", None),

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import alibi_attention, alibi_slopes
-from seqwarm_kernels.models import AlibiHeads
-from seqwarm_kernels.models.transformers_attention import attention_forward
+from seqwarm_kernels.models import AlibiHeads, seqwarm
+from seqwarm_kernels.models.transformers_attention import attention_forward, pass_packed
 from seqwarm_kernels.models.transformers_masks import encode
 
-from .zoo import transformers
+from .zoo import make, packed, transformers
 
 masking_utils = transformers.masking_utils
 HEADS = 2
@@ -70,6 +70,27 @@ def test_compiled_masks_are_those_of_eager_code_and_not_too_short():
         compiled(mask[:, :8], seen)
     with pytest.raises(ValueError, match="attention_mask"):
         encoded(mask[:, :2], 0)
+
+
+@pytest.mark.parametrize("name", ["seqwarm_alibi", "seqwarm"])
+def test_position_ids_alone_tell_compiled_code_no_packed_sequences(name):
+    """Only that of "seqwarm" gets as far as its attention."""
+    model = make("llama")
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def attend(positions, *qkv):
+        if name == "seqwarm_alibi":
+            return pass_packed(model, (), {"position_ids": positions})
+        sequences = masking_utils.packed_sequence_mask_function(
+            positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
+        )
+        mask_function = masking_utils.and_masks(masking_utils.causal_mask_function, sequences)
+        mask = seqwarm.mask_forward(2, 5, 5, mask_function=mask_function, config=model.config)
+        return seqwarm.attention_forward(model, *qkv, mask)[0]
+
+    attend(packed((5,), (5,))[0], *tensors())
+    with pytest.raises(RuntimeError, match="position_ids"):
+        attend(packed((5,), (2, 3))[0], *tensors())
 
 
 def test_unsupported_patterns_are_refused():
