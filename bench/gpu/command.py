@@ -49,7 +49,7 @@ SELECTION_MINUTES = 4.0
 SELECTION = (
     "tests/ops/test_attention_hopper.py",
     "tests/ops/test_attention_triton_short.py",
-    "tests/ops/test_attention_triton_decoding.py",
+    "tests/ops/test_attention_decoding.py",
     "tests/ops/test_attention_launch.py",
     "tests/ops/test_attention_triton_parts.py",
     "tests/ops/test_resize_batch_launch.py",

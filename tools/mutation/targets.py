@@ -170,5 +170,5 @@ TARGETS = [
         "ops/test_host_values.py ops/test_attention_direct_calls.py -k 'native or direct_calls'",
     ),
     *_targets("csrc/alibi_attention", "direct.cpp", _CALLS),
-    *_targets("csrc/calls", "kind.cpp", f"ops/test_call_key.py {_CALLS} -k 'not triton'"),
+    *_targets("csrc/calls", "key.cpp", f"ops/test_call_key.py {_CALLS} -k 'not triton'"),
 ]
