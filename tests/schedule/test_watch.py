@@ -121,6 +121,7 @@ SILENT = [
     {"labels": torch.ones(2)},
     {"labels": one_token(0, -1)},  # the loss counts a label of 0
     {"loss_mask": one_token(1, 0)},
+    {"labels": one_token(0, -1), "decoder_labels": torch.arange(16).expand(2, 16) - 15},  # one entry keeps a label
     {"labels": torch.full((2, 16), -100)},  # had none before
     {"labels": torch.full((2, 16), -100.0)},
     {"labels": torch.zeros(2, 16, dtype=torch.uint16)},
