@@ -34,13 +34,13 @@ def compiled_model():
 
 def test_a_compiled_model_compiles_nothing_after_the_warmup():
     model, scheduler = compiled_model(), SequenceLengthScheduler(8, 64, duration=10, step_size=8)
-    batch = torch.randint(11, (2, 64))
+    batch = {"input_ids": torch.randint(11, (2, 64))}
     report = warmup_allocator(model, 64, batch_size=2, scheduler=scheduler)
     assert report.compiled
     assert set(report.compiled) == {"graph of torch.compile"}
     with no_compilation():
         for _ in range(12):
-            model(scheduler.resize(batch)).square().mean().backward()
+            model(**scheduler.resize(batch)).square().mean().backward()
             scheduler.step()
 
 
