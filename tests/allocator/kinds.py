@@ -123,9 +123,9 @@ TENSORS = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged),
 }
 
-#: How (2, 3) numbers are laid elsewhere, as by `param.data = momentum * param.data + ...` in the forward of a teacher.
+#: How (2, 2) numbers are laid elsewhere, as by `param.data = momentum * param.data + ...` in the forward of a teacher.
 RELAID = {
-    "other memory": lambda tensor: setattr(tensor, "data", torch.full((2, 3), 9.0)),
+    "other memory": lambda tensor: setattr(tensor, "data", torch.full((2, 2), 9.0)),
     "other dtype": lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
     "longer": lambda tensor: tensor.resize_(1000).fill_(9),
     "shorter in less memory": shrink,
@@ -157,5 +157,5 @@ OTHERS = {
 
 #: Values that a module may hold, and how a forward changes each.
 VALUES = {name: (make, flip) for name, make in TENSORS.items()}
-VALUES |= {name: (lambda: torch.arange(6.0).view(2, 3), change) for name, change in RELAID.items()}
+VALUES |= {name: (lambda: torch.arange(4.0).view(2, 2), change) for name, change in RELAID.items()}
 VALUES |= OTHERS

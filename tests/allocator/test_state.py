@@ -116,7 +116,8 @@ def test_training_continues_as_without_the_call(name, where, error):
     assert_same(*results)
 
 
-def test_a_sharded_model_may_be_left_unsharded_before_and_is_saved_afterwards():
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_a_sharded_model_may_be_left_unsharded_before_and_is_saved_afterwards(is_evaluated):
     """fully_shard leaves parameters unsharded after a forward without a backward, and adds its hooks of state dicts in
     the first forward alone."""
     model, optimizer = make("fully_shard of the whole")
@@ -126,7 +127,8 @@ def test_a_sharded_model_may_be_left_unsharded_before_and_is_saved_afterwards():
             model.eval()(torch.randint(WORDS, (2, 6)))
         assert not isinstance(model.head.weight, DTensor)
 
-    evaluate()
+    if is_evaluated:
+        evaluate()
     warmup_allocator(model.train(), MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     train(model, optimizer, 2)
@@ -264,6 +266,14 @@ def test_wrappers_of_torch_keep_their_attributes():
         wrapper.steps = own.steps = 1
         wrapper.training = False
     assert (wrapper.steps, wrapper.training, hasattr(own, "steps")) == (1, True, False)
+
+
+def test_parameters_are_sharded_before_they_are_restored(monkeypatch):
+    model, calls = nn.Linear(2, 1), []
+    monkeypatch.setattr(snapshot, "reshard", lambda module: calls.append((module, module.weight.sum().item())))
+    with restored(model):
+        model.weight.data.fill_(9)
+    assert calls == [(model, 18)]
 
 
 def test_host_memory_for_all_copies(monkeypatch):
