@@ -33,12 +33,10 @@ def test_a_call_may_override_causal(causal):
     torch.testing.assert_close(out.transpose(1, 2), alibi_attention(query, key, value, causal=causal))
 
 
-@pytest.mark.parametrize(
-    "name", ["softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices", "write_index"]
-)
-def test_unsupported_changes_of_scores_are_refused(name):
-    with pytest.raises(ValueError, match=f"^{name}"):
-        attention_forward(layer(), *tensors(), None, **{name: torch.ones(2)})
+def test_unsupported_changes_of_scores_are_refused():
+    for name in ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices", "write_index"):
+        with pytest.raises(ValueError, match=f"^{name}"):
+            attention_forward(layer(), *tensors(), None, **{name: torch.ones(2)})
 
 
 def test_layers_without_slopes():

@@ -167,8 +167,9 @@ def test_a_ramp_of_resize_in_a_graph_compiles_twice():
     counter, scheduler, ids = CompileCounter(), schedule(4, 7, duration=3), random_ids()
 
     def told(ids):
-        resized = scheduler.resize({"input_ids": ids}, mode="segments", boundaries="cu_seq_lens")
-        return ids[0, :1] + resized["cu_seq_lens_q"]
+        segments = scheduler.resize({"input_ids": ids}, mode="segments", boundaries="cu_seq_lens")
+        window = scheduler.resize({"input_ids": ids}, mode="window")
+        return ids[0, :1] + segments["cu_seq_lens_q"] + window["window"]
 
     compiled = torch.compile(told, backend=counter, fullgraph=True)
     for _ in range(4):

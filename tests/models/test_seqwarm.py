@@ -34,7 +34,9 @@ def assert_same(ours, actual, model, expected):
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6 * largest)
 
 
-@pytest.mark.parametrize(("name", "mask_kind"), [*((name, "both") for name in NAMES), ("gpt2", "none")])
+@pytest.mark.parametrize(
+    ("name", "mask_kind"), [*((name, "both") for name in ("gpt2", "opt", "mistral", "qwen2")), ("llama", "none")]
+)
 def test_logits_and_gradients_are_those_of_sdpa(name, mask_kind):
     (model, ours), ids, mask = pair(name), tokens(3, LENGTH), padding(mask_kind, 3, LENGTH)
     valid = slice(None) if mask is None else mask != 0
@@ -69,12 +71,8 @@ def test_a_compiled_model_takes_new_boundaries_without_another_graph():
     with no_compilation():
         for lengths in (((20,), (20,)), ((1,) * 6 + (14,), (2, 18))):
             check(lengths)
-
-
-def test_position_ids_alone_tell_a_compiled_model_no_segments():
-    compiled = torch.compile(make("gpt2", attention="seqwarm", n_layer=1), fullgraph=True, backend="eager")
     with pytest.raises(RuntimeError, match="cu_seq_lens_q"):
-        compiled(tokens(ROWS, LENGTH), position_ids=packed(*LENGTHS)[0], use_cache=False)
+        compiled(ids, position_ids=packed(*LENGTHS)[0], use_cache=False)
 
 
 def test_a_window_of_the_batch_is_beside_that_of_the_layers():
@@ -94,17 +92,6 @@ def test_generated_logits_are_those_of_sdpa(kind):
     expected, actual = (model.generate(ids, attention_mask=mask, **options) for model in pair("qwen2"))
     assert actual.sequences.equal(expected.sequences)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-5)
-
-
-def test_from_pretrained_and_from_config(tmp_path):
-    model, ids = make("llama"), tokens(ROWS, LENGTH)
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="seqwarm")
-    made = transformers.AutoModelForCausalLM.from_config(loaded.config, attn_implementation="seqwarm").eval()
-    made.load_state_dict(model.state_dict())
-    for each in (loaded, made):
-        assert each.config._attn_implementation == "seqwarm"
-        torch.testing.assert_close(each(ids).logits, model(ids).logits)
 
 
 def test_a_config_may_make_a_decoder_bidirectional():
