@@ -68,21 +68,16 @@ def test_memory_that_is_emptied_later_keeps_the_slopes(learn_slopes, monkeypatch
 
 
 @pytest.mark.parametrize(("learn_slopes", "slopes_first"), [(False, False), (True, False), (True, True)])
-def test_fully_shard(learn_slopes, slopes_first, tmp_path, monkeypatch):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        model = on_meta(learn_slopes=learn_slopes)
-        for module in [*(heads_of(model) if slopes_first else []), *model.model.layers, model]:
-            fully_shard(module, mesh=mesh)
-        empty_like_that_is_filled(monkeypatch)
-        emptied_and_initialized(model)
-        assert slopes_of(model) == [DEFAULT] * 2
-        ids = tokens()
-        model(input_ids=ids, labels=ids).loss.backward()
-        assert slopes_of(model) == [DEFAULT] * 2
-    finally:
-        torch.distributed.destroy_process_group()
+def test_fully_shard(learn_slopes, slopes_first, mesh, monkeypatch):
+    model = on_meta(learn_slopes=learn_slopes)
+    for module in [*(heads_of(model) if slopes_first else []), *model.model.layers, model]:
+        fully_shard(module, mesh=mesh)
+    empty_like_that_is_filled(monkeypatch)
+    emptied_and_initialized(model)
+    assert slopes_of(model) == [DEFAULT] * 2
+    ids = tokens()
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert slopes_of(model) == [DEFAULT] * 2
 
 
 def test_accelerate_makes_the_model(monkeypatch):

@@ -143,16 +143,11 @@ def test_models_that_are_refused_stay_unchanged(case):
     assert_same(before, state_of(model, optimizer))
 
 
-def test_wrapped_models_are_refused(tmp_path):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with pytest.raises(ValueError, match="wrapped"):
-            apply_alibi(DistributedDataParallel(make("gpt2")), 64)
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        with pytest.raises(ValueError, match="sharded"):
-            apply_alibi(torch.distributed.fsdp.fully_shard(make("gpt2"), mesh=mesh), 64)
-    finally:
-        torch.distributed.destroy_process_group()
+def test_wrapped_models_are_refused(mesh):
+    with pytest.raises(ValueError, match="wrapped"):
+        apply_alibi(DistributedDataParallel(make("gpt2")), 64)
+    with pytest.raises(ValueError, match="sharded"):
+        apply_alibi(torch.distributed.fsdp.fully_shard(make("gpt2"), mesh=mesh), 64)
 
 
 def test_offloaded_models_are_refused():

@@ -78,13 +78,6 @@ def test_two_ranks_train_as_one(name, wrapping, mode):
     torch.testing.assert_close(together, train(model, model, lambda ids: ids, mode), rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture
-def mesh(tmp_path):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
-
-
 def test_multihead_attention_that_is_sharded_itself(mesh):
     """The hooks of fully_shard pass views of its arguments, which were taken for cross-attention."""
     x, layer = torch.randn(2, 9, 16), nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
