@@ -153,6 +153,12 @@ def test_other_keys_are_refused(compiled):
             attend(*inputs)
 
 
+def test_views_of_one_tensor():
+    """The recomputation of reentrant checkpointing gets a view for each argument."""
+    layer, x = converted_attention(batch_first=True), torch.randn(ROWS, LENGTH, WIDTH)
+    assert layer(x.view_as(x), x.view_as(x), x)[0].equal(layer(x, x, x)[0])
+
+
 def test_rows_of_one_sequence_and_weights():
     layer = converted_attention()
     x = torch.randn(LENGTH, WIDTH)
