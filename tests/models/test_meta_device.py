@@ -84,7 +84,7 @@ def test_accelerate_makes_the_model(monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     with accelerate.init_empty_weights():
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FAMILIES["llama"].options))
-        apply_alibi(model, 64)
+        apply_alibi(model, 64, learn_slopes=True)
     empty_like_that_is_filled(monkeypatch)
     assert slopes_of(emptied(model)) == [DEFAULT] * 2
 
