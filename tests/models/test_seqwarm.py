@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import seqwarm_kernels.models.seqwarm  # noqa: F401
+from seqwarm_kernels import no_compilation
 
 from .zoo import FAMILIES, VOCABULARY, WINDOW, alone, make, packed, padding, tokens, transformers
 
@@ -34,7 +35,7 @@ def assert_same(ours, actual, model, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "mask_kind"), [*((name, "both") for name in ("gpt2", "qwen2", "granite")), ("gpt2", "none")]
+    ("name", "mask_kind"), [*((name, "both") for name in ("gpt2", "opt", "mistral", "qwen2")), ("llama", "none")]
 )
 def test_logits_and_gradients_are_those_of_sdpa(name, mask_kind):
     (model, ours), ids, mask = pair(name), tokens(3, LENGTH), padding(mask_kind, 3, LENGTH)
@@ -56,6 +57,24 @@ def test_segments_of_several_rows_do_not_see_each_other(name, told):
     )
 
 
+def test_a_compiled_model_takes_new_boundaries_without_another_graph():
+    (model, ours), ids = pair("gpt2", n_layer=1), tokens(ROWS, LENGTH)
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+
+    def check(lengths):
+        positions, boundaries = packed(*lengths, room=12)
+        actual = compiled(ids, position_ids=positions, use_cache=False, **boundaries).logits
+        expected = alone(model, ids, *lengths, use_cache=False)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+    check(LENGTHS)
+    with no_compilation():
+        for lengths in (((20,), (20,)), ((1,) * 6 + (14,), (2, 18))):
+            check(lengths)
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q"):
+        compiled(ids, position_ids=packed(*LENGTHS)[0], use_cache=False)
+
+
 def test_a_window_of_the_batch_is_beside_that_of_the_layers():
     _, ours = pair("mistral")
     ids = tokens(ROWS, LENGTH)
@@ -73,17 +92,6 @@ def test_generated_logits_are_those_of_sdpa(kind):
     expected, actual = (model.generate(ids, attention_mask=mask, **options) for model in pair("qwen2"))
     assert actual.sequences.equal(expected.sequences)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-5)
-
-
-def test_from_pretrained_and_from_config(tmp_path):
-    model, ids = make("llama"), tokens(ROWS, LENGTH)
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="seqwarm")
-    made = transformers.AutoModelForCausalLM.from_config(loaded.config, attn_implementation="seqwarm").eval()
-    made.load_state_dict(model.state_dict())
-    for each in (loaded, made):
-        assert each.config._attn_implementation == "seqwarm"
-        torch.testing.assert_close(each(ids).logits, model(ids).logits)
 
 
 def test_a_config_may_make_a_decoder_bidirectional():
