@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from . import model_types, table
+from docs import model_types
+
+from . import table
 
 
 def test_the_table_of_families_is_up_to_date():

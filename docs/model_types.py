@@ -1,6 +1,6 @@
 """docs/guides/model_types.md: apply_alibi tried on a small model of every type of transformers.
 
-`python -m tests.models.model_types` rewrites the page for the installed version, in about ten minutes.
+`python -m docs.model_types` rewrites the page for the installed version, in about ten minutes.
 """
 
 import copy
@@ -14,10 +14,9 @@ from transformers.models.auto import modeling_auto
 
 from seqwarm_kernels import apply_alibi
 from seqwarm_kernels.models import AlibiHeads
+from tests.models.zoo import dense_mask, without_positions
 
-from .zoo import dense_mask, without_positions
-
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "model_types.md"
+PAGE = Path(__file__).parent / "guides" / "model_types.md"
 LENGTH, SECONDS = 12, 90
 TEXT_CONFIGS = ("text_config", "decoder", "encoder", "decoder_config")
 
@@ -155,7 +154,7 @@ def page(found):
     return f"""# Model types
 
 `apply_alibi` tried on a small random model of every type of transformers {transformers.__version__} that is a
-causal or a masked language model. `python -m tests.models.model_types` makes this page.
+causal or a masked language model. `python -m docs.model_types` makes this page.
 
 ## Converted
 
