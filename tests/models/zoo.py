@@ -200,11 +200,14 @@ def padding(kind, rows=2, length=20):
     return mask
 
 
-def packed(*rows):
-    """Return the position ids of rows of sequences, given by their lengths, and the boundaries of all sequences."""
+def packed(*rows, room=0):
+    """Return the position ids of rows of sequences, given by their lengths, and the boundaries of all sequences.
+
+    The last of `room` boundaries, if there are fewer sequences, repeat the end.
+    """
     positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in rows])
     ends = [0, *itertools.accumulate(length for lengths in rows for length in lengths)]
-    starts = torch.tensor(ends, dtype=torch.int32)
+    starts = torch.tensor(ends + ends[-1:] * (room - len(ends)), dtype=torch.int32)
     length = positions.shape[1]
     boundaries = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": length, "max_length_k": length}
     return positions, boundaries
