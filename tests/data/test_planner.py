@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner
+from seqwarm_kernels.data.batch_planning.plan import as_lengths
 
 from ..support.tiers import examples
 from .made import lengths_lists
+
+
+def test_where_items_have_to_end():
+    """Where one is truncated, nowhere. Lengths of 64 bits are not copied."""
+    lengths = np.array([1, 2, 3, 4, 9])
+    assert BatchPlanner(16, max_length=3).ends(lengths).tolist() == [1, 2, -1, -1, -1]
+    assert np.shares_memory(as_lengths(lengths), lengths)
 
 
 def rounded(length, multiple):

@@ -40,6 +40,13 @@ def bounds_of(lengths, dtype=torch.int64):
     return torch.tensor([0, *accumulate(lengths)], dtype=dtype)
 
 
+@pytest.mark.parametrize("name", [name for names, _ in SPELLINGS for name in names])
+def test_every_name_of_boundaries(name):
+    resized = resize_batch({"input_ids": row(range(8)), name: bounds_of([5, 3])}, 4)
+    assert resized["input_ids"].tolist() == [[0, 1, 2, 3, 5, 6, 7]]
+    assert resized[name].tolist() == [0, 4, 7]
+
+
 def packed(sequences, spelling, dtype, is_flat, first_position, longest):
     """A packed batch of sequences of (id, label, position) tokens, each with the number of an old sequence."""
     tokens = [token for _, sequence in sequences for token in sequence]
