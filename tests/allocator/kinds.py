@@ -53,6 +53,19 @@ class Draws(nn.Module):
         return x * (random.random() + numpy.random.rand())
 
 
+def tied():
+    model = Body(nn.Identity())
+    model.head.weight = model.embedding.weight
+    return model
+
+
+def frozen():
+    """In part, also to evaluation mode."""
+    model = Body(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Dropout(0.5).eval())
+    model.embedding.requires_grad_(False)
+    return model
+
+
 def compiled():
     model = Body(nn.Linear(WIDTH, WIDTH), nn.GELU())
     model.compile(backend="eager")
@@ -69,6 +82,8 @@ def sharded(has_inner=True):
 
 MODELS = {
     "random numbers": lambda: Body(nn.Dropout(0.5), nn.RReLU(), Draws()),
+    "tied weights": tied,
+    "frozen parts": frozen,
     "buffers": lambda: Body(Buffers()),
     "compiled": compiled,
     "DistributedDataParallel": lambda: DistributedDataParallel(Body(ChannelNorm(WIDTH), nn.Dropout(0.2))),
@@ -95,6 +110,7 @@ class Inside(torch.optim.Optimizer):
 #: Their classes and options.
 OPTIMIZERS = {
     "fused AdamW with a tensor rate": (torch.optim.AdamW, {"lr": torch.tensor(0.1), "fused": True}),
+    "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "optimizers inside": (Inside, {"lr": 0.1}),
 }
 

@@ -140,7 +140,7 @@ class Device:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bloom", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "bloom", "gpt2", "llama"])
 def test_no_segment_after_the_warmup(name):
     of_warmup = steps_of_warmup(name)
     for loop in LOOPS:
