@@ -7,7 +7,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
-from ..ops.alibi_attention.validation import check_values
 from ..utils.devices import to_float64
 from .calls import DEFAULT_SKIP_TOLERANCE, DenseCall, VarlenCall, check_dense, check_varlen
 
@@ -104,8 +103,6 @@ def attended_share_varlen(
 
 
 def _attended_share(operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions) -> Tensor:
-    query, key, *_ = tensors
-    check_values(query, key, options)
     attended = _count_keys(operator(*tensors, *options))
     visible = _count_keys(operator(*tensors, *options._replace(skip_tolerance=0.0)))
     return torch.where(visible > 0, attended / visible, 1.0)
