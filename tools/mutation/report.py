@@ -21,7 +21,8 @@ Each mutant runs through tests of its file, without those marked `exhaustive`, u
 built with AMX (emulated), for AVX2, to count work, and with sanitizers. Not all survivors have run through all builds
 yet, and two died in the exhaustive test that their record names, which was run by hand. A mutant dies if a test fails
 or does not end in time. All others count as survivors, also those that no test can tell from the code. Mutants are
-drawn with a fixed seed; annotations, docstrings, messages and raise statements have none.
+drawn with a fixed seed; annotations, docstrings, messages and raise statements have none. After the tests were thinned,
+the files with at most 8 mutants were tried anew: those of schedules, planning, resizing, attention and the allocator.
 
 `python -m tools.mutation --report` writes this page from `tools/mutation/records.jsonl`. A file that changed after its
 mutants were tried keeps its row until `make mutate` runs again. So do the outcomes of lines that a small change left as
