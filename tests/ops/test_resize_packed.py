@@ -193,7 +193,7 @@ EMPTY = [0, 0, 5, 0, 0, 3, 0, 0]
         # Bisection begins with the largest power of two. Programs of the info take several pieces each.
         *first_fast([([3] * count, "reshape_overlap") for count in (7, 1, 8, 65)], "exhaustive_in_interpreter"),
         *first_fast([(EMPTY, rule) for rule in RULES], "exhaustive_in_interpreter"),
-        *first_fast([([0], "truncate"), ([], "truncate")], "exhaustive_in_interpreter"),
+        *[([0], "truncate"), ([], "truncate")],
     ],
 )
 def test_few_and_many_pieces_some_without_tokens(backend, lengths, rule):
