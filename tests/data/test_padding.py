@@ -106,6 +106,13 @@ def test_text(text, capsys):
     assert [f"{each['padding']:.1%}" in row for each, row in zip(found["batchings"], rows, strict=True)] == [True] * 5
 
 
+def test_the_figure(text, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "figures" / "padding.svg"
+    assert run("--text", text, "--max-tokens", 400, "--figure", path) == 0
+    assert path.read_text().startswith("<?xml")
+
+
 def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one\ntwo three\n\n \nfour\n")
     (tmp_path / "deep").mkdir()

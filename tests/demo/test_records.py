@@ -9,6 +9,9 @@ from seqwarm_kernels.demo.records import (
     first_reaches,
     full_length_speed,
 )
+from seqwarm_kernels.demo.report import LABELS, progress_figure
+from seqwarm_kernels.demo.settings import settings_for
+from seqwarm_kernels.utils.figures import style
 
 
 def records(run, points, seq_length=8):
@@ -52,3 +55,16 @@ def test_speed_counts_only_the_full_length():
     full = records(WARMUP, [(10.0, 100, 3.0), (12.0, 300, 2.0)])
     assert full_length_speed(short + full) == 100
     assert full_length_speed([*short, full[0]]) is None
+
+
+def test_the_figure():
+    """The losses of both runs, where each reaches the final loss of the first, and the lengths of both."""
+    pytest.importorskip("matplotlib")
+    warmup = records(WARMUP, [(0.0, 0, 5.0), (4.0, 100, 1.5)], seq_length=4)
+    settings = settings_for("cpu", quick=True)
+    with style():
+        losses, lengths = progress_figure(Comparison.of(records(BASELINE, FALLING) + warmup), settings).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in losses.lines}
+    assert [lines[name] for name in LABELS.values()] == [[5, 3, 2], [5, 1.5]]
+    assert [line.get_ydata()[0] for line in losses.lines if line.get_label() == "_reached"] == [2, 2]
+    assert [max(line.get_ydata()) for line in lengths.lines] == [settings.seq_length] * 2
