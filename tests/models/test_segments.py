@@ -1,4 +1,4 @@
-"""Models that are told segments and windows: losses of a loop cut by hand, nothing seen across a boundary, one graph.
+"""Models that get segments and windows: losses of a loop cut by hand, nothing seen across a boundary, one graph.
 
 tests/trainers/test_contract.py has the trainers, and a loop with the schedule attached.
 """
