@@ -59,13 +59,13 @@ class Reach:
 
 @torch.no_grad()
 def random_reach(heads: int, length: int, head_dim: int = 64) -> Reach:
-    """The reach of heads with the usual slopes, on normal queries and keys."""
+    """The reach of heads with the usual slopes in the native kernels, on normal queries and keys."""
     query, key = torch.randn(2, 1, heads, length, head_dim, generator=torch.Generator().manual_seed(0))
     slopes = alibi_slopes(heads)
 
     def ranges(heads: int, skip_tolerance: float) -> np.ndarray:
         keys = key[:, :heads]
-        call = DenseCall(query[:, :heads], keys, keys, slopes[:heads], causal=True, skip_tolerance=skip_tolerance)
+        call = DenseCall(query[:, :heads], keys, keys, slopes[:heads], skip_tolerance=skip_tolerance, backend="native")
         operator, tensors, options = check_dense(call)
         return operator(*tensors, *options)[-1][0].unflatten(1, (-1, 2)).numpy()
 

@@ -9,17 +9,14 @@ from torch.utils._pytree import tree_leaves
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
-from seqwarm_kernels.self_check import calls
 from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_native, served
-from tests.support.cut_tokens import check_info, cut_rows, taken
+from tests.support.cut_tokens import METHODS, check_info, cut_rows, taken
 from tests.support.tiers import examples, first_fast
 
 backend = backend_fixture("resize_batch")
 
 # Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
 named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
-
-METHODS = [*calls.METHODS.values()]
 
 
 def right_padding(batch_size, length):

@@ -5,17 +5,12 @@ A slot of a new row is the (row, position, is repeated) of a token of the old ba
 
 import torch
 
+from seqwarm_kernels.self_check import calls
+
 PADDING = None
 
 #: All ways to cut a batch.
-METHODS = [
-    {"mode": "truncate"},
-    {"mode": "truncate", "keep_last_token": True},
-    {"mode": "reshape", "remainder": "drop"},
-    {"mode": "reshape", "remainder": "pad"},
-    {"mode": "reshape", "remainder": "overlap"},
-    {"mode": "flatten"},
-]
+METHODS = [*calls.METHODS.values()]
 
 
 def pieces_of(tokens, seq_len, remainder="keep"):
