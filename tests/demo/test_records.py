@@ -25,6 +25,7 @@ FALLING = [(0.0, 0, 5.0), (10.0, 100, 3.0), (20.0, 200, 2.0)]
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
+        (6.0, Crossing(0.0, 0)),
         (4.0, Crossing(5.0, 50)),
         (2.25, Crossing(17.5, 175)),
         (2.0, Crossing(20.0, 200)),

@@ -1,6 +1,8 @@
 """What the code of a page takes for granted: `NAMES[page]()` makes it, in a folder of its own."""
 
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -9,7 +11,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 VOCABULARY, LENGTH = 50, 1024
-TEXT = "Sequences are short at first. They grow to the full length. " * 3
+
+
+def with_optimizer(model):
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+
+
+class Small(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))
+
+    def forward(self, input_ids):  # as warmup_allocator calls it
+        return super().forward(input_ids)
 
 
 def transformers_model():
@@ -17,15 +30,6 @@ def transformers_model():
 
     sizes = {"n_positions": LENGTH, "n_embd": 8, "n_layer": 1, "n_head": 2}
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **sizes))
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY)
-
-    def forward(self, input_ids):
-        return self.head(self.embedding(input_ids))
 
 
 def loss_fn(logits, batch):
@@ -41,12 +45,18 @@ def dataset(length=LENGTH):
     return [{name: tensor[0] for name, tensor in rows(1, length).items()} for _ in range(4)]
 
 
+def queries():
+    return dict(zip(("query", "key", "value"), torch.randn(3, 1, 8, 16, 4), strict=True))
+
+
+def readme():
+    return {**with_optimizer(transformers_model()), **queries(), "loader": [rows(), rows()], "num_heads": 8}
+
+
 def plain():
     """A small model, its optimizer, and an endless loader."""
-    model = Small()
     return {
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters()),
+        **with_optimizer(Small()),
         "loss_fn": loss_fn,
         "total_tokens": 16 * LENGTH,
         "batch": rows(),
@@ -56,7 +66,15 @@ def plain():
     }
 
 
-def hugging_face():
+def diagnostics():
+    """A model that takes whole batches."""
+    model = Small()
+    model.register_forward_pre_hook(lambda _, batches: batches[0]["input_ids"])
+    names = with_optimizer(model)
+    return {**plain(), **names, "loader": [rows(length=8) for _ in range(3)], "rate": 1e-3}
+
+
+def huggingface():
     """A tiny model in the folder "gpt2", which `from_pretrained` takes for the name's checkpoint."""
     from transformers import TrainingArguments
 
@@ -65,21 +83,6 @@ def hugging_face():
         "arguments": TrainingArguments("out", max_steps=2, per_device_train_batch_size=2, use_cpu=True, report_to=[]),
         "dataset": dataset(),
     }
-
-
-def readme():
-    model = transformers_model()
-    names = {
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters()),
-        "loader": [rows(), rows()],
-        "num_heads": 8,
-    }
-    return {**names, **dict(zip(("query", "key", "value"), queries(), strict=True))}
-
-
-def queries():
-    return torch.randn(3, 1, 8, 16, 4)
 
 
 def lightning():
@@ -97,7 +100,7 @@ def lightning():
             return torch.optim.AdamW(self.parameters())
 
     warnings.simplefilter("ignore")
-    arguments = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return {
         "Module": Module,
         "torch": torch,
@@ -105,26 +108,19 @@ def lightning():
         "loader": DataLoader(dataset(), batch_size=2),
         "max_steps": 2,
         "max_epochs": 1,
-        "other_arguments": {**arguments, "enable_model_summary": False},
+        "other_arguments": {"accelerator": "cpu", **dict.fromkeys(quiet, False)},
     }
 
 
 def models():
     from seqwarm_kernels import apply_alibi
 
-    class MyAttention(nn.Module):
-        num_heads = 2
-
     model = transformers_model()
+    model.save_pretrained("gpt2")
     apply_alibi(model, max_seq_length=64)
     model.save_pretrained("alibi")
-    return {
-        **hugging_face(),
-        "folder": "alibi",
-        "nn": nn,
-        "MyAttention": MyAttention,
-        "MyPositionalEncoding": type("MyPositionalEncoding", (nn.Module,), {}),
-    }
+    modules = {name: type(name, (nn.Module,), {"num_heads": 2}) for name in ("MyAttention", "MyPositionalEncoding")}
+    return {"folder": "alibi", "nn": nn, **modules}
 
 
 def attn_implementation():
@@ -142,8 +138,7 @@ def many_devices():
     from ..support.ranks import free_port, join_group
 
     join_group(0, free_port(), world_size=1)
-    query, key, value = queries()
-    return {"query": query, "key": key, "value": value, "world_size": 1, "torch": torch}
+    return {**queries(), "world_size": 1, "torch": torch}
 
 
 def batching():
@@ -155,12 +150,9 @@ def batching():
 
 
 def text_files():
-    from pathlib import Path
-    from types import SimpleNamespace
-
     folder = Path("my_corpus")
     folder.mkdir()
-    (folder / "text.txt").write_text(TEXT.replace(". ", ".\n"))
+    (folder / "text.txt").write_text("Sequences are short at first.\nThey grow to the full length.\n" * 3)
     return {"tokenizer": lambda text: SimpleNamespace(input_ids=list(text.encode()))}
 
 
@@ -173,22 +165,6 @@ def data_sources():
         document[-1] = 50_256
     np.concatenate(made).tofile("train.bin")
     return {}
-
-
-def diagnostics():
-    model = OfBatch()
-    return {
-        **plain(),
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters()),
-        "loader": [rows(length=8) for _ in range(3)],
-        "rate": 1e-3,
-    }
-
-
-class OfBatch(Small):
-    def forward(self, batch):
-        return super().forward(batch["input_ids"])
 
 
 def tuning():
@@ -208,7 +184,7 @@ def tokens_and_labels():
 NAMES = {
     "README.md": readme,
     "docs/guides/plain_loop.md": plain,
-    "docs/guides/huggingface.md": hugging_face,
+    "docs/guides/huggingface.md": huggingface,
     "docs/guides/lightning.md": lightning,
     "docs/guides/models.md": models,
     "docs/guides/attn_implementation.md": attn_implementation,

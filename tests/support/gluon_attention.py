@@ -30,7 +30,6 @@ class Hopper:
     """A CPU that attends as a GPU of capability 9.0, until `monkeypatch` is undone."""
 
     def __init__(self, monkeypatch):
-        self.seed = 0  # of the kernels' schedules
         self.launched = {}  # the last launch of each Gluon kernel, by its name
         self._patch = monkeypatch.setattr
         for module in (gluon, gluon_backward_key, gluon_backward_query, gluon_blocks, gluon_forward, gluon_tiles):
@@ -40,23 +39,22 @@ class Hopper:
         self._patch(schema, "RANGE_BLOCK", ROWS)
         self._patch(gluon, "_BLOCK", 2 * ROWS)
         self._patch(gluon, "Launch", self._prepare)
+        self._patch(gluon, "_tiles_of", self._tiles_of)
         self._patch(triton, "is_short", lambda *_, **__: False)
         self._patch(triton, "decodes", lambda *_: False)
         self.use()
 
     def use(self, tiles=TILES, multiprocessors=2, seed=0):
         """Take these tiles, as many programs in a launch, and schedules of this seed from now on."""
-
-        def tiles_of(query, key, options):
-            """Those of any length and dtype."""
-            plain = isinstance(options, schema.DenseOptions) and options.key_padding_mask is None
-            return tiles if plain and options.dropout_seed is None else None
-
+        self.tiles, self.seed = tiles, seed
         properties = SimpleNamespace(multi_processor_count=multiprocessors)
         self._patch(torch.cuda, "get_device_properties", lambda _: properties)
-        self._patch(gluon, "_tiles_of", tiles_of)
         self._patch(triton, "_known", type(triton._known)())
-        self.seed = seed
+
+    def _tiles_of(self, query, key, options):
+        """Those of any length and dtype."""
+        plain = isinstance(options, schema.DenseOptions) and options.key_padding_mask is None
+        return self.tiles if plain and options.dropout_seed is None else None
 
     def _prepare(self, kernel, programs, **fixed):
         """In place of `Launch`."""

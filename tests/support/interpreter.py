@@ -6,7 +6,6 @@ from types import FunctionType, SimpleNamespace
 import numpy as np
 import torch
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -16,8 +15,6 @@ def make_faster():
     _patch_language_once()
     interpreter._get_np_dtype = _called_once_for_each_type(interpreter._get_np_dtype)
     _share_shapes()
-    _broadcast_only_other_shapes()
-    tl.core._unwrap_shape = lambda shape: [getattr(size, "value", size) for size in getattr(shape, "value", shape)]
     # Sums of integers would be repeated in 64 bits, and compared with the limits of 32 bits only in debug mode.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
@@ -57,17 +54,6 @@ def _share_shapes():
         vars(self).update(type.of_tensors, handle=handle, type=type)
 
     tl.block_type.__init__, tl.tensor.__init__ = init_type_once, init_tensor_once
-
-
-def _broadcast_only_other_shapes():
-    broadcast = TritonSemantic.broadcast_impl_value
-
-    def broadcast_others(self, left, right):
-        if left.shape is right.shape:
-            return left, right
-        return broadcast(self, left, right)
-
-    TritonSemantic.broadcast_impl_value = broadcast_others
 
 
 def poison_masked_loads():

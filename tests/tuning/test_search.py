@@ -28,18 +28,6 @@ def ask(lengths, durations, stable):
     return largest_stable(lengths, durations, is_stable), asked
 
 
-@given(LENGTHS, DURATIONS, st.data())
-def test_the_smallest_length_that_is_stable_at_the_shortest_duration(lengths, durations, data):
-    limits = data.draw(st.lists(st.integers(-1, durations - 1), min_size=lengths, max_size=lengths))
-    found, asked = ask(lengths, durations, lambda length, duration: duration <= limits[length])
-    stable = [length for length in range(lengths) if limits[length] >= 0]
-    if not stable:
-        assert found is None
-        return
-    assert found == (stable[0], limits[stable[0]])
-    assert len(asked) <= stable[0] + 1 + math.ceil(math.log2(durations))
-
-
 @examples(30)
 @given(LENGTHS, DURATIONS, st.data())
 def test_between_a_lower_and_an_upper_bound(lengths, durations, data):
@@ -50,6 +38,10 @@ def test_between_a_lower_and_an_upper_bound(lengths, durations, data):
         return stretches[length] is not None and stretches[length][0] <= duration + 1 <= stretches[length][1]
 
     found, asked = ask(lengths, durations, stable)
+    at_once = [length for length in range(lengths) if stable(length, 0)]
+    if at_once:
+        assert found[0] == at_once[0]
+        assert len(asked) <= found[0] + 1 + math.ceil(math.log2(durations))
     assert len(asked) <= lengths * (2 + math.floor(math.log2(durations))) + math.ceil(math.log2(durations))
     if found is None:
         assert all(s is None or (s[1] < 2 * s[0] - 1 and s[1] < durations) for s in stretches)

@@ -27,11 +27,6 @@ def region(min_seq_length, duration):
     return min_seq_length >= 32 and duration <= 700
 
 
-def grid_cost(found, total):
-    """The cost of a run of `total` units for each pair of candidates."""
-    return len(found.configuration.min_seq_lengths) * len(found.configuration.durations) * total
-
-
 def test_smallest_length_and_largest_duration_of_a_known_region():
     toy, held = Formula(region), []  # an iterator that nobody holds closes itself
     found = tune(lambda *given: held.append(toy(*given)) or held[-1])
@@ -42,8 +37,6 @@ def test_smallest_length_and_largest_duration_of_a_known_region():
     assert [trial.cost for trial in found.trials] == [60, 60, 120, 120, 60, 120]
     assert found.cost == 540
     assert found.tokens == 54_000
-    assert grid_cost(found, 1000) == 5 * 9 * 1000
-    assert found.cost < grid_cost(found, 1000) / 10
     assert not found.is_longest
 
 
@@ -60,7 +53,6 @@ def test_the_schedule_found():
 def test_other_regions():
     found = tune(Formula(lambda length, duration: 500 <= duration <= 800))
     assert (found.min_seq_length, found.duration) == (8, 800)
-    assert [trial.duration for trial in found.trials[:5]] == [200] * 5
     found = tune(Formula(lambda length, duration: True))
     assert (found.min_seq_length, found.duration) == (8, 1000)
     assert found.is_longest
@@ -92,32 +84,26 @@ def test_default_candidates():
     assert found.configuration.end == 55, "as floats, 2.2 · 25 is above 55"
 
 
-class Recorded:
-    """Trials that interrupt the search at the `stop`-th validation."""
-
-    def __init__(self, stop=None):
-        self.toy, self.left = Formula(region), stop
-
-    def __call__(self, scheduler, end):
-        for validation in self.toy(scheduler, end):
-            if self.left == 0:
-                raise KeyboardInterrupt
-            self.left = None if self.left is None else self.left - 1
-            yield validation
-
-
 @pytest.mark.parametrize("stop", [0, 13])
 def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
-    uninterrupted = tune(Recorded(), folder=tmp_path / "uninterrupted")
+    left = iter(range(stop))
+
+    def run_trial(scheduler, end):
+        for validation in Formula(region)(scheduler, end):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            yield validation
+
+    uninterrupted = tune(Formula(region), folder=tmp_path / "uninterrupted")
     interrupted = tmp_path / "interrupted"
     with pytest.raises(KeyboardInterrupt):
-        tune(Recorded(stop), folder=interrupted)
+        tune(run_trial, folder=interrupted)
     finished = list(interrupted.glob("trial_*"))
     for name in ("trial_min8_duration200.json", "result.json"):  # as a kill leaves them
         (interrupted / f"{name}.0123456789abcdef.partial").write_text("{")
-    rest = Recorded()
+    rest = Formula(region)
     assert tune(rest, folder=interrupted) == uninterrupted
-    assert len(rest.toy.asked) == 6 - len(finished), "finished trials are read, not run"
+    assert len(rest.asked) == 6 - len(finished), "finished trials are read, not run"
     assert {file.name: file.read_text() for file in interrupted.iterdir()} == {
         file.name: file.read_text() for file in (tmp_path / "uninterrupted").iterdir()
     }

@@ -16,6 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 from triton.experimental.gluon import language
 from triton.experimental.gluon.language.nvidia import hopper
@@ -24,10 +25,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from .machine import Machine
-from .memory import ProtocolError
+from .memory import EMULATED, ProtocolError
 from .operations import BARRIERS, COPIES, LANGUAGE, PRODUCTS
-from .sites import EMULATED
-from .values import Host, Tensor, scalar
+from .values import Descriptor, Pointer, Tensor, scalar, tensor
 
 __all__ = ["ProtocolError", "launch"]
 
@@ -38,12 +38,11 @@ def launch(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any], *, se
     Args:
         kernel: a function under `gluon.jit`.
         grid: the programs along each axis.
-        arguments: by name: CPU tensors for pointers, Triton's TensorDescriptor, numbers, None, tuples of these, and
-            anything where the kernel says `gl.constexpr`.
+        arguments: by name: CPU tensors for pointers, Triton's TensorDescriptor, numbers, None, and anything where the
+            kernel says `gl.constexpr`.
         seed: of the schedule.
     """
-    host = Host()
-    given = {name: _argument(value, kernel.fn.__annotations__.get(name), host) for name, value in arguments.items()}
+    given = {name: _argument(value, kernel.fn.__annotations__.get(name, "")) for name, value in arguments.items()}
     _with_other_globals.cache_clear()
     machine = Machine.current = Machine((*grid, 1, 1)[:3], seed)
     programs = list(itertools.product(*map(range, machine.grid)))
@@ -54,16 +53,18 @@ def launch(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any], *, se
                 machine.run(program, _emulated(kernel), given)
             except ProtocolError as error:
                 raise ProtocolError(f"program {program}: {error}") from error
-    host.write_back()
 
 
-def _argument(value: Any, annotation: Any, host: Host) -> Any:
-    """An annotation is a class or a type of the language, or its name."""
-    name = getattr(annotation, "__name__", str(annotation)).rpartition(".")[2]
-    if name == "constexpr":
+def _argument(value: Any, annotation: str) -> Any:
+    """Each number has an annotation, such as tl.int64."""
+    kind = annotation.rpartition(".")[2]
+    if kind == "constexpr":
         return _emulated(value)
-    value = host.argument(value)
-    return value.to(getattr(language, name)) if hasattr(language, name) and isinstance(value, Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return Pointer.of(value)
+    if hasattr(value, "block_shape"):
+        return Descriptor(value)
+    return tensor(value).to(getattr(language, kind)) if kind else value
 
 
 # ---- a kernel's functions with other globals
@@ -84,8 +85,6 @@ def _emulated(value: Any) -> Any:
         return value.value
     if isinstance(value, ModuleType):
         return Module(value)
-    if type(value) in (tuple, list):
-        return type(value)(map(_emulated, value))
     if id(value) in _replaced:
         return _replaced[id(value)]
     if isinstance(value, (JITFunction, InterpretedFunction)):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .memory import poison
-from .values import Pointer, Tensor, numpy_type, plain, tensor
+from .values import Pointer, Tensor, narrow, numpy_type, plain, tensor
 
 
 def full(shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Tensor:
@@ -14,12 +14,8 @@ def full(shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Te
 
 
 def where(condition: Any, left: Any, right: Any) -> Tensor:
-    condition, left, right = (plain(value) for value in (condition, left, right))
-    result = np.where(condition, left, right)
-    kinds = [value.dtype for value in (left, right) if isinstance(value, np.ndarray)]
-    if result.dtype in (np.float64, np.int64) and result.dtype not in kinds:
-        result = result.astype(np.float32 if result.dtype.kind == "f" else np.int32)
-    return tensor(result)
+    condition, left, right = map(plain, (condition, left, right))
+    return narrow(np.where(condition, left, right), left, right)
 
 
 def arange(start: int, end: int, layout: Any = None) -> Tensor:
@@ -45,10 +41,10 @@ def store(pointer: Pointer, value: Any, mask: Any = None) -> np.ndarray:
     return offsets[chosen]
 
 
-def atomic_add(pointer: Pointer, value: Any, mask: Any = None) -> Tensor:
-    before = load(pointer, mask)
-    offsets, chosen = pointer.items(mask, "store")
-    np.add.at(pointer.memory, offsets[chosen], np.broadcast_to(plain(value), offsets.shape)[chosen])
+def atomic_add(pointer: Pointer, value: Any) -> Tensor:
+    """Of one number."""
+    before = load(pointer)
+    store(pointer, before + value)
     return before
 
 
@@ -58,26 +54,21 @@ def fma(left: Any, right: Any, added: Any) -> Tensor:
     return tensor((left * right + added).astype(np.float32))
 
 
-def static_assert(condition: Any, message: str = "") -> None:
-    if not condition:
-        raise AssertionError(message or "static_assert")
+def static_assert(condition: Any, message: str) -> None:
+    assert condition, message
 
 
 def _each(function: np.ufunc) -> Callable[..., Tensor]:
-    return lambda *values: tensor(values[0]).__array_ufunc__(function, "__call__", *values)
+    return lambda *values: function(*map(tensor, values))
 
 
 def _along(function: np.ufunc) -> Callable[..., Tensor]:
     return lambda value, axis: tensor(function.reduce(plain(value), axis, dtype=value.dtype))
 
 
-def _same(value: Any, *_: Any) -> Any:
-    return value
-
-
 FUNCTIONS: dict[str, Any] = {
-    "constexpr": _same, "convert_layout": _same, "static_range": range, "static_assert": static_assert,
-    "num_warps": lambda: 4,
+    "constexpr": lambda value: value, "convert_layout": lambda value, layout: value, "num_warps": lambda: 4,
+    "static_range": range, "static_assert": static_assert,
     "arange": arange, "full": full, "zeros": lambda shape, dtype, layout=None: full(shape, 0, dtype),
     "expand_dims": np.expand_dims, "where": where, "load": load, "fma": fma, "atomic_add": atomic_add,
     "cdiv": lambda left, right: (left + right - 1) // right,

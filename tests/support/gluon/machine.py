@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .memory import Barrier, Clock, Copy, Flight, ProtocolError, Region, SharedMemory, learn, poison
-from .sites import here
+from .memory import Barrier, Clock, Copy, ProtocolError, Queue, Slot, here, learn
 
 
 class Stopped(BaseException):
@@ -21,9 +20,8 @@ class Partition:
         self.baton = threading.Semaphore(0)
         self.ready: Callable[[], bool] = lambda: True
         self.waits: Callable[[], str] = str
-        self.products: list[Flight] = []  # in order
-        self.stores: list[Flight] = []
-        self.unfenced: list[Region] = []
+        self.products, self.stores = Queue(f"a product of {name}"), Queue(f"a copy of {name} into global memory")
+        self.unfenced: list[Slot] = []
         self.finished = False
 
     def __str__(self) -> str:
@@ -47,9 +45,8 @@ class Machine:
     def run(self, program: tuple[int, ...], kernel: Callable[..., None], arguments: dict[str, Any]) -> None:
         self.program = program
         self.failure: BaseException | None = None
-        self.memory = SharedMemory()
         self.barriers: list[Barrier] = []
-        self.copies: list[Copy] = []
+        self.copies: list[Copy] = []  # in flight
         self.started: list[Copy] = []
         self.copy_weight = self._weight()
         self.running = Partition("the kernel", {}, 1)
@@ -63,53 +60,47 @@ class Machine:
         return 4 ** self.random.uniform(-2, 2)
 
     def _check_the_end(self) -> None:
-        for copy in self.started:
-            if copy not in self.running.clock:
-                raise ProtocolError(f"the program ends without a wait for {copy}")
+        ends: Clock = dict.fromkeys(self.started, 1)
+        for partition in self.partitions:
+            ends |= {queue: queue.started for queue in (partition.products, partition.stores)}
+        for actor, end in ends.items():
+            if self.running.clock.get(actor, 0) < end:
+                raise ProtocolError(f"the program ends without a wait for {actor}")
         for barrier in self.barriers:
             if barrier.bytes:
                 raise ProtocolError(f"the program ends, and {barrier.bytes} bytes have not come to {barrier}")
-        self._check_flights(self.running)
-
-    def _check_flights(self, partition: Partition) -> None:
-        for flight in (*partition.products, *partition.stores):
-            raise ProtocolError(f"{partition} ends without a wait: {flight.where}")
 
     # ---- partitions
 
-    def split(self, functions: list[tuple[Callable[..., None], tuple]], *_: Any) -> None:
+    def split(self, functions: list[tuple[Callable[..., None], tuple]]) -> None:
         """Run partitions to their ends."""
         parent = self.running
-        parts = [
-            Partition(f"partition {i} ({function.__name__})", parent.clock, self._weight())
-            for i, (function, _) in enumerate(functions)
-        ]
+        parts, threads = [], []
+        for i, (function, arguments) in enumerate(functions):
+            part = Partition(f"partition {i} ({function.__name__})", parent.clock, self._weight())
+            parts.append(part)
+            threads.append(threading.Thread(target=self._run, args=(part, function, arguments), daemon=True))
         parent.step()
         self.partitions += parts
-
-        def run(part: Partition, function: Callable[..., Any], arguments: tuple) -> None:
-            part.baton.acquire()
-            try:
-                if self.failure is None:
-                    with np.errstate(all="ignore"):
-                        function(*arguments)
-                    self._check_flights(part)
-            except Stopped:
-                pass
-            except BaseException as error:
-                self.failure = self.failure or error
-            part.finished = True
-            self._hand_over()
-
-        jobs = [(part, *function) for part, function in zip(parts, functions, strict=True)]
-        threads = [threading.Thread(target=run, args=job, daemon=True) for job in jobs]
         for thread in threads:
             thread.start()
         self.pause(lambda: all(part.finished for part in parts), lambda: "for its partitions")
-        for thread in threads:
+        for part, thread in zip(parts, threads, strict=True):
             thread.join()
-        for part in parts:
             learn(parent.clock, part.clock)
+
+    def _run(self, part: Partition, function: Callable[..., None], arguments: tuple) -> None:
+        part.baton.acquire()
+        try:
+            if self.failure is None:
+                with np.errstate(all="ignore"):
+                    function(*arguments)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.failure = self.failure or error
+        part.finished = True
+        self._hand_over()
 
     def pause(self, ready: Callable[[], bool] = lambda: True, waits: Callable[[], str] = str) -> None:
         """Let other partitions and copies go on, at least until this one is ready."""
@@ -125,8 +116,8 @@ class Machine:
         self.running.baton.release()
 
     def _next(self) -> Partition:
+        unfinished = [partition for partition in self.partitions if not partition.finished]
         while self.failure is None:
-            unfinished = [partition for partition in self.partitions if not partition.finished]
             ready = [partition for partition in unfinished if partition.ready()]
             if not ready and not self.copies:
                 blocked = "; ".join(f"{each} waits {each.waits()}" for each in reversed(unfinished))
@@ -140,20 +131,15 @@ class Machine:
                 self._land(chosen)
             except ProtocolError as error:
                 self.failure = error
-        # Each partition stops when its turn comes, the one that began the others last.
-        return next(partition for partition in reversed(self.partitions) if not partition.finished)
+        return unfinished[-1]  # each partition stops when its turn comes, the one that began the others last
 
     # ---- accesses to memory
 
-    def start_copy(self, barrier: Barrier, num_bytes: int, tile: np.ndarray, values: Callable[[], np.ndarray]) -> None:
-        def land() -> None:
-            tile[...] = values()
-
+    def start_copy(self, barrier: Barrier, num_bytes: int, slot: Slot, land: Callable[[], None]) -> None:
         self.pause()
         barrier.check(self.here())
         copy = Copy(self.here(), dict(self.running.clock), barrier, num_bytes, land)
-        self.memory.write(tile, copy, copy.clock, f"{self.here()}: a copy")
-        poison(tile)
+        self.write(slot, copy, 1, "a copy")
         self.running.step()
         self.copies.append(copy)
         self.started.append(copy)
@@ -163,23 +149,17 @@ class Machine:
         copy.land()
         copy.barrier.change(copy.clock, copy.where, num_bytes=-copy.num_bytes)
 
-    def read(self, tile: np.ndarray, access: str, flight: Flight | None = None) -> None:
-        self.memory.read(tile, self.running, self.running.clock, f"{self.here()}: {access}", flight)
+    def read(self, slot: Slot, actor: Any, step: int, access: str) -> None:
+        slot.read(self.running.clock, actor, step, f"{self.here()}: {access}")
 
-    def write(self, tile: np.ndarray, access: str) -> None:
-        region = self.memory.write(tile, self.running, self.running.clock, f"{self.here()}: {access}")
-        region.fenced = False
-        self.running.unfenced.append(region)
+    def write(self, slot: Slot, actor: Any, step: int, access: str) -> None:
+        slot.write(self.running.clock, actor, step, f"{self.here()}: {access}")
 
-    def finish(self, flights: list[Flight], left: int) -> None:
-        """Wait until at most `left` of the running partition's flights are left."""
+    def finish(self, queue: Queue, left: int) -> None:
+        """Wait until at most `left` of a queue of the running partition are left."""
         me = self.running
         self.pause()
-        for flight in [flights.pop(0) for _ in range(len(flights) - left)]:
-            flight.finished = True
-            for region in flight.regions:
-                region.readers.remove(flight)
-                region.reads[me] = me.clock[me]
+        me.clock[queue] = max(me.clock.get(queue, 0), queue.started - left)
 
     def note_store(self, memory: np.ndarray, items: np.ndarray) -> None:
         """No two partitions, of any programs, store one item of global memory."""

@@ -1,24 +1,38 @@
-"""Shared memory, barriers, and what happened before what.
+"""Barriers, tiles in shared memory, and what happened before what.
 
 A clock counts the steps that a partition knows to have happened: its own, and those that arrivals passed on to its
 waits. An access must know the accesses that it depends on: that one schedule ran them in order is not enough.
 """
 
-import math
-from collections.abc import Callable, Iterator
+import linecache
+import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .sites import here
-
-#: By actor (a partition or a copy), the number of its steps that are known to have happened.
+#: By actor (a partition, its products, its copies into global memory, or a copy into a tile), the number of its steps
+#: that are known to have happened.
 Clock = dict[Any, int]
+
+#: A global variable of emulated functions, which tells their frames from the emulator's.
+EMULATED = "__emulated_on_cpu_threads__"
 
 
 class ProtocolError(Exception):
     """A kernel does what a GPU may answer with wrong results, a fault, or no end."""
+
+
+def here() -> str:
+    """The lines of kernels that called the emulator, and those that called them."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if EMULATED in frame.f_globals]
+    return ", in ".join(
+        f"{frame.f_code.co_name}, line {frame.f_lineno}: "
+        f"{linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()}"
+        for frame in frames
+    )
 
 
 def learn(clock: Clock, other: Clock) -> None:
@@ -56,100 +70,64 @@ class Barrier:
             self.arriving = {}
 
 
-class Flight:
-    """A product, or a copy into global memory, that may read its tiles until it is waited for."""
-
-    def __init__(self, where: str) -> None:
-        self.where, self.finished = where, False
-        self.regions: list[Region] = []
-
-
+@dataclass(eq=False)
 class Copy:
     """A copy in flight from global memory into a tile."""
 
-    def __init__(self, where: str, clock: Clock, barrier: Barrier, num_bytes: int, land: Callable[[], None]) -> None:
-        self.where, self.clock, self.barrier, self.num_bytes, self.land = where, clock, barrier, num_bytes, land
-        clock[self] = 1
+    where: str
+    clock: Clock
+    barrier: Barrier
+    num_bytes: int
+    land: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.clock[self] = 1
 
     def __str__(self) -> str:
         return f"a copy ({self.where})"
 
 
+@dataclass(eq=False)
+class Queue:
+    """A partition's products, or its copies into global memory. They end in order, and read tiles until a wait."""
+
+    name: str
+    started: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass
-class Region:
-    """Bytes of shared memory, and the last accesses to them: an actor and its step."""
+class Slot:
+    """A place in shared memory, and the last accesses to it: an actor and its step.
 
-    begin: int
-    end: int
-    write: tuple[Any, int] | None = None
+    Raises where an access is not known to follow those that it must follow, in this schedule or another.
+    """
+
+    written: tuple[Any, int] | None = None
     reads: Clock = field(default_factory=dict)
-    readers: list[Flight] = field(default_factory=list)
-    fenced: bool = True  # whether products and copies see the write
+    fenced: bool = True  # whether products and copies see what was written
 
+    def _check_written(self, clock: Clock, access: str) -> None:
+        if self.written is not None and clock.get(self.written[0], 0) < self.written[1]:
+            raise ProtocolError(f"{access} touches a tile without a wait for its write by {self.written[0]}")
 
-class SharedMemory:
-    """Raises where an access is not known to follow those that it must follow, in this schedule or another."""
-
-    def __init__(self) -> None:
-        self.regions: list[Region] = []
-        self.allocated: list[np.ndarray] = []  # kept, so that no two tiles have one address
-
-    def allocate(self, shape: list[int], dtype: np.dtype) -> np.ndarray:
-        self.allocated.append(np.empty(shape, dtype))
-        poison(self.allocated[-1])
-        return self.allocated[-1]
-
-    def _touched(self, tile: np.ndarray, clock: Clock, access: str) -> Iterator[Region]:
-        """Regions that share bytes with a tile."""
-        begin, end = bounds(tile)
-        for region in self.regions:
-            if region.begin < end and begin < region.end:
-                if region.write is not None and not _knows(clock, *region.write):
-                    raise ProtocolError(f"{access} touches a tile without a wait for its write by {region.write[0]}")
-                yield region
-
-    def read(self, tile: np.ndarray, reader: Any, clock: Clock, access: str, flight: Flight | None = None) -> None:
-        """Note a read that ends now or with a flight."""
-        touched = list(self._touched(tile, clock, access))
-        if all(region.write is None for region in touched):
+    def read(self, clock: Clock, actor: Any, step: int, access: str) -> None:
+        self._check_written(clock, access)
+        if self.written is None:
             raise ProtocolError(f"{access} touches a tile that nobody has written")
-        if flight is not None and not all(region.fenced for region in touched):
+        if isinstance(actor, Queue) and not self.fenced:
             raise ProtocolError(f"{access} touches a tile without a fence after its write")
-        region = next((each for each in touched if (each.begin, each.end) == bounds(tile)), None)
-        if region is None:
-            region = Region(*bounds(tile))
-            self.regions.append(region)
-        if flight is None:
-            region.reads[reader] = clock[reader]
-        else:
-            region.readers.append(flight)
-            flight.regions.append(region)
+        self.reads[actor] = step
 
-    def write(self, tile: np.ndarray, writer: Any, clock: Clock, access: str) -> Region:
-        begin, end = bounds(tile)
-        for region in list(self._touched(tile, clock, access)):
-            if region.readers:
-                raise ProtocolError(f"{access} touches a tile that is still read: {region.readers[0].where}")
-            for actor, step in region.reads.items():
-                if not _knows(clock, actor, step):
-                    raise ProtocolError(f"{access} touches a tile that {actor} may still read")
-            if begin <= region.begin and region.end <= end:
-                self.regions.remove(region)
-        region = Region(begin, end, write=(writer, clock[writer]))
-        self.regions.append(region)
-        return region
-
-
-def _knows(clock: Clock, actor: Any, step: int) -> bool:
-    return clock.get(actor, 0) >= step
-
-
-def bounds(tile: np.ndarray) -> tuple[int, int]:
-    """Addresses of a view's first byte and behind its last. Its strides are positive."""
-    begin = tile.__array_interface__["data"][0]
-    span = sum((size - 1) * stride for size, stride in zip(tile.shape, tile.strides, strict=True))
-    return begin, begin + span + tile.itemsize
+    def write(self, clock: Clock, actor: Any, step: int, access: str) -> None:
+        self._check_written(clock, access)
+        for reader, last in self.reads.items():
+            if clock.get(reader, 0) < last:
+                raise ProtocolError(f"{access} touches a tile that {reader} may still read")
+        self.written, self.reads, self.fenced = (actor, step), {}, isinstance(actor, Copy)
 
 
 def poison(values: np.ndarray) -> None:
-    values[...] = math.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).max // 2
+    values[...] = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).max // 2

@@ -8,60 +8,58 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .functions import FUNCTIONS, store
 from .machine import Machine
-from .memory import Barrier, Flight, ProtocolError, learn
+from .memory import Barrier, ProtocolError, Slot, learn, poison
 from .values import Descriptor, Pointer, Tensor, Unfinished, numpy_type, plain, scalar, tensor
 
 
-class Barriers:
-    """Those of one allocation."""
+class Items:
+    """Barriers or tiles of one allocation. Kernels touch whole items."""
 
-    def __init__(self, number: int) -> None:
-        self.items = [Barrier(i) for i in range(number)]
+    def __init__(self, shape: Sequence[int], items: list[Any]) -> None:
+        self.shape, self.items = shape, items
 
-    def index(self, place: Any) -> Barrier:
-        return self.items[_inside(place, len(self.items))]
-
-
-def _inside(place: Any, size: int) -> int:
-    if not 0 <= int(place) < size:
-        raise ProtocolError(f"{Machine.current.here()}: no item {place} among {size} in shared memory")
-    return int(place)
+    def index(self, place: Any) -> Any:
+        if not 0 <= int(place) < len(self.items):
+            raise ProtocolError(f"{Machine.current.here()}: no item {place} of {len(self.items)} in shared memory")
+        return self.items[int(place)]
 
 
 class Tile:
-    """A view of shared memory."""
+    """A view of a slot in shared memory."""
 
-    def __init__(self, values: np.ndarray, dtype: Any) -> None:
-        self.values, self.dtype, self.shape = values, dtype, list(values.shape)
-
-    def index(self, place: Any) -> "Tile":
-        return Tile(self.values[_inside(place, len(self.values))], self.dtype)
+    def __init__(self, slot: Slot, values: np.ndarray) -> None:
+        self.slot, self.values, self.shape = slot, values, list(values.shape)
 
     def permute(self, order: Sequence[int]) -> "Tile":
-        return Tile(self.values.transpose(order), self.dtype)
+        return Tile(self.slot, self.values.transpose(order))
 
     def reshape(self, shape: Sequence[int]) -> "Tile":
         values = self.values.reshape(shape)
         assert np.shares_memory(values, self.values), "a reshape of a permuted tile"
-        return Tile(values, self.dtype)
+        return Tile(self.slot, values)
 
-    def load(self, layout: Any = None) -> Tensor:
-        Machine.current.pause()
-        Machine.current.read(self.values, "a load")
+    def load(self, layout: Any) -> Tensor:
+        machine, me = Machine.current, Machine.current.running
+        machine.pause()
+        machine.read(self.slot, me, me.clock[me], "a load")
         return tensor(self.values.copy())
 
     def store(self, value: Any) -> None:
-        Machine.current.pause()
-        Machine.current.write(self.values, "a store")
+        machine, me = Machine.current, Machine.current.running
+        machine.pause()
+        machine.write(self.slot, me, me.clock[me], "a store")
+        me.unfenced.append(self.slot)
         self.values[...] = plain(value)
 
 
-def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
+def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Items:
     if isinstance(layout, mbarrier.MBarrierLayout):
-        barriers = Barriers(shape[0])
-        Machine.current.barriers += barriers.items
-        return barriers
-    return Tile(Machine.current.memory.allocate([int(size) for size in shape], numpy_type(dtype)), dtype)
+        barriers = [Barrier(i) for i in range(shape[0])]
+        Machine.current.barriers += barriers
+        return Items(shape, barriers)
+    values = np.empty(shape, numpy_type(dtype))
+    poison(values)
+    return Items(shape, [Tile(Slot(), item) for item in values])
 
 
 # ---- barriers
@@ -69,11 +67,6 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
 
 def init(barrier: Barrier, count: int) -> None:
     barrier.count = barrier.pending = count
-    barrier.phase = barrier.bytes = 0
-
-
-def expect(barrier: Barrier, num_bytes: int) -> None:
-    arrive(barrier, num_bytes=num_bytes)
 
 
 def arrive(barrier: Barrier, *, count: int = 1, num_bytes: int = 0) -> None:
@@ -99,26 +92,25 @@ def wait(barrier: Barrier, phase: Any, pred: Any = True) -> None:
 
 
 def copy_to_shared(descriptor: Descriptor, coordinates: Any, barrier: Barrier, tile: Tile) -> None:
-    if _without_ones(tile.shape) != _without_ones(descriptor.block_shape):
+    if [size for size in tile.shape if size != 1] != [size for size in descriptor.block_shape if size != 1]:
         here = Machine.current.here()
         raise ProtocolError(f"{here}: a block of shape {descriptor.block_shape} into a tile of shape {tile.shape}")
     places = [int(place) for place in coordinates]
-    Machine.current.start_copy(
-        barrier, descriptor.block_type.nbytes, tile.values, lambda: descriptor.block(places).reshape(tile.shape)
-    )
 
+    def land() -> None:
+        tile.values[...] = descriptor.block(places).reshape(tile.shape)
 
-def _without_ones(shape: list[int]) -> list[int]:
-    return [size for size in shape if size != 1]
+    Machine.current.start_copy(barrier, descriptor.block_type.nbytes, tile.slot, land)
+    poison(tile.values)
 
 
 def copy_to_global(descriptor: Descriptor, coordinates: Any, tile: Tile) -> None:
     machine = Machine.current
     machine.pause()
-    flight = Flight(machine.here())
-    machine.read(tile.values, "a copy", flight)
-    machine.running.stores.append(flight)
-    descriptor.store(coordinates, tile.values)
+    stores = machine.running.stores
+    stores.started += 1
+    machine.read(tile.slot, stores, stores.started, "a copy")
+    descriptor.store([int(place) for place in coordinates], tile.values)
 
 
 def store_wait(pendings: int) -> None:
@@ -132,45 +124,40 @@ def fence_async_shared() -> None:
         unfenced.pop().fenced = True
 
 
-def warpgroup_mma(left: Any, right: Tile, added: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
+def warpgroup_mma(left: Any, right: Tile, added: Any, *, use_acc: bool = True, is_async: bool) -> Unfinished:
     """The result is computed at once: whoever changes an operand before the product is waited for makes an error."""
+    assert is_async
     machine = Machine.current
     machine.pause()
-    flight = Flight(machine.here())
+    products = machine.running.products
+    products.started += 1
     added = added.result if isinstance(added, Unfinished) else plain(added)
-    result = _operand(left, flight) @ _operand(right, flight)
+    result = _operand(left) @ _operand(right)
     if result.shape != added.shape:
-        raise ProtocolError(f"{flight.where}: a product of shape {result.shape} is added to {added.shape}")
+        raise ProtocolError(f"{machine.here()}: a product of shape {result.shape} is added to {added.shape}")
     if use_acc:
         result = result + added
-    machine.running.products.append(flight)
-    if is_async:
-        return Unfinished.of(result, flight)
-    machine.finish(machine.running.products, 0)
-    return tensor(result)
+    return Unfinished.of(result, machine.here(), products.started)
 
 
-def _operand(operand: Any, flight: Flight) -> np.ndarray:
+def _operand(operand: Any) -> np.ndarray:
     if not isinstance(operand, Tile):
         return plain(operand)
-    Machine.current.read(operand.values, "a product", flight)
+    products = Machine.current.running.products
+    Machine.current.read(operand.slot, products, products.started, "a product")
     return operand.values
 
 
-def warpgroup_mma_wait(num_outstanding: int = 0, deps: Any = None) -> Any:
+def warpgroup_mma_wait(num_outstanding: int, deps: Any) -> Any:
     """Results of products that are still in flight stay unfinished. Other products may add to them."""
-    machine = Machine.current
-    machine.finish(machine.running.products, num_outstanding)
-    finished = (isinstance(dep, Unfinished) and dep.flight.finished for dep in deps)
-    values = tuple(tensor(dep.result) if done else dep for dep, done in zip(deps, finished, strict=True))
+    running = Machine.current.running
+    Machine.current.finish(running.products, num_outstanding)
+    finished = running.clock[running.products]
+    values = tuple(tensor(dep.result) if isinstance(dep, Unfinished) and dep.step <= finished else dep for dep in deps)
     return values[0] if len(values) == 1 else values
 
 
 # ---- tables of what kernels call
-
-
-def _pause(*_: Any, **__: Any) -> None:
-    Machine.current.pause()
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
@@ -178,12 +165,15 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
 
 
 LANGUAGE = FUNCTIONS | {
-    "allocate_shared_memory": allocate_shared_memory, "barrier": _pause, "thread_barrier": _pause, "store": _store,
+    "allocate_shared_memory": allocate_shared_memory, "store": _store,
     "program_id": lambda axis: scalar(Machine.current.program[axis]),
     "num_programs": lambda axis: scalar(Machine.current.grid[axis]),
-    "warp_specialize": lambda *arguments: Machine.current.split(*arguments),
+    "warp_specialize": lambda functions, warps, registers: Machine.current.split(functions),
 }  # fmt: skip
-BARRIERS = {"init": init, "expect": expect, "arrive": arrive, "wait": wait}
+BARRIERS = {
+    "init": init, "arrive": arrive, "wait": wait,
+    "expect": lambda barrier, num_bytes: arrive(barrier, num_bytes=num_bytes),
+}  # fmt: skip
 COPIES = {
     "async_copy_global_to_shared": copy_to_shared, "async_load": copy_to_shared, "store_wait": store_wait,
     "async_copy_shared_to_global": copy_to_global, "async_store": copy_to_global,

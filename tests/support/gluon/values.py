@@ -1,4 +1,4 @@
-"""A Gluon kernel's numbers on a CPU: tensors, pointers, tensor descriptors, and the functions that need no machine.
+"""A Gluon kernel's numbers on a CPU: tensors, pointers, and tensor descriptors.
 
 All floating-point numbers but float64 are float32.
 """
@@ -9,23 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from triton.experimental.gluon import language as real
+from triton.experimental.gluon import language
 
-from .memory import Flight, ProtocolError
-
-NUMPY_TYPES = {"int1": np.bool_, "float64": np.float64} | {
-    name: getattr(np, name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-}
+from .memory import ProtocolError
 
 
 def numpy_type(dtype: Any) -> np.dtype:
     """Of Gluon's type, or of numpy's, which tensors have."""
-    return np.dtype(NUMPY_TYPES.get(dtype.name, np.float32))
+    return np.dtype(bool if dtype.name in ("int1", "bool") else getattr(np, dtype.name, np.float32))
 
 
 def plain(value: Any) -> Any:
     if isinstance(value, Unfinished):
-        raise ProtocolError(f"a product's result is read before a wait that returns it: {value.flight.where}")
+        raise ProtocolError(f"a product's result is read before a wait that returns it: {value.where}")
     return value.view(np.ndarray) if isinstance(value, Tensor) else value
 
 
@@ -33,26 +29,27 @@ def tensor(value: Any) -> "Tensor":
     return np.asarray(plain(value)).view(Tensor)
 
 
-def scalar(value: Any) -> Any:
-    """An argument as kernels get it."""
-    if isinstance(value, (bool, np.bool_)):
-        return tensor(np.bool_(value))
-    if isinstance(value, (int, np.integer)):
-        return tensor(np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value))
-    return tensor(np.float32(value))
+def scalar(value: int) -> "Tensor":
+    return tensor(np.int32(value))
+
+
+def narrow(result: Any, *inputs: Any) -> "Tensor":
+    """With 32 bits, unless an input has 64: integers and float32 give float32."""
+    result = np.asarray(result)
+    narrower = {np.float64: np.float32, np.int64: np.int32}.get(result.dtype.type)
+    if narrower and not any(getattr(value, "dtype", None) == result.dtype for value in inputs):
+        result = result.astype(narrower)
+    return result.view(Tensor)
 
 
 class Tensor(np.ndarray):
-    """Computes as Triton does: integers and float32 give float32, and quotients of integers round towards zero."""
+    """Computes as Triton does: quotients of integers round towards zero."""
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         inputs = tuple(plain(value) for value in inputs)
         if function in QUOTIENTS and all(np.asarray(value).dtype.kind in "iu" for value in inputs):
             function = QUOTIENTS[function]
-        result = np.asarray(getattr(function, method)(*inputs, **options))
-        if result.dtype == np.float64 and not any(getattr(value, "dtype", None) == np.float64 for value in inputs):
-            result = result.astype(np.float32)
-        return result.view(Tensor)
+        return narrow(getattr(function, method)(*inputs, **options), *inputs)
 
     def to(self, dtype: Any, **_: Any) -> "Tensor":
         return tensor(plain(self).astype(numpy_type(dtype)))
@@ -64,8 +61,7 @@ class Tensor(np.ndarray):
 
 
 def _divide(left: Any, right: Any) -> Any:
-    quotient, rest = np.divmod(left, right)
-    return quotient + ((rest != 0) & ((np.asarray(left) < 0) != (np.asarray(right) < 0)))
+    return (left - np.fmod(left, right)) // right
 
 
 QUOTIENTS: dict[Any, Callable] = {np.floor_divide: _divide, np.remainder: np.fmod}
@@ -74,13 +70,14 @@ QUOTIENTS: dict[Any, Callable] = {np.floor_divide: _divide, np.remainder: np.fmo
 class Unfinished(Tensor):
     """A product's result while it is in flight. Whoever reads it is told."""
 
-    flight: Flight
+    where: str
+    step: int  # of the partition's products
     result: np.ndarray
 
     @classmethod
-    def of(cls, result: np.ndarray, flight: Flight) -> "Unfinished":
+    def of(cls, result: np.ndarray, where: str, step: int) -> "Unfinished":
         unfinished = np.full_like(result, np.nan).view(cls)
-        unfinished.result, unfinished.flight = result, flight
+        unfinished.result, unfinished.where, unfinished.step = result, where, step
         return unfinished
 
     def __array_finalize__(self, source: Any) -> None:
@@ -93,10 +90,14 @@ class Pointer:
     def __init__(self, memory: np.ndarray, offsets: Any = 0) -> None:
         self.memory, self.offsets = memory, offsets
 
+    @classmethod
+    def of(cls, value: torch.Tensor) -> "Pointer":
+        """To all from the first item of a view to its last, whatever its strides."""
+        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        return cls(value.detach().as_strided([last + 1 if value.numel() else 0], [1]).numpy())
+
     def __add__(self, more: Any) -> "Pointer":
         return Pointer(self.memory, tensor(self.offsets) + more)
-
-    __radd__ = __add__
 
     def items(self, mask: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and mask in one shape."""
@@ -108,83 +109,33 @@ class Pointer:
         return offsets, chosen
 
 
-def memory_of(values: np.ndarray) -> np.ndarray:
-    """From the first item of a view to its last, whatever its strides."""
-    if values.size == 0:
-        return values.reshape(-1)
-    last = sum((size - 1) * stride for size, stride in zip(values.shape, values.strides, strict=True))
-    return np.lib.stride_tricks.as_strided(values, [last // values.itemsize + 1], [values.itemsize])
-
-
 class Descriptor:
-    """A tensor as TMA sees it. `dtype` is what the kernel reads, also where the values are float32 here."""
+    """A tensor as TMA sees it, from Triton's own TensorDescriptor."""
 
     layout = None
 
-    def __init__(self, values: np.ndarray, block_shape: Sequence[int], dtype: Any) -> None:
-        self.values, self.shape, self.block_shape, self.dtype = values, list(values.shape), list(block_shape), dtype
-        nbytes = int(np.prod(self.block_shape)) * self.dtype.primitive_bitwidth // 8
-        self.block_type = SimpleNamespace(nbytes=nbytes)
+    def __init__(self, described: Any) -> None:
+        self.tensor = described.base.detach().as_strided(described.shape, described.strides)
+        self.block_shape = list(described.block_shape)
+        self.dtype = getattr(language, str(self.tensor.dtype).removeprefix("torch."))
+        self.block_type = SimpleNamespace(nbytes=int(np.prod(self.block_shape)) * self.tensor.element_size())
 
-    def _places(self, coordinates: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    def _places(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where the tensor and a block overlap: slices of both."""
-        inside, of_block = [], []
-        for start, size, length in zip(map(int, coordinates), self.shape, self.block_shape, strict=True):
-            begin, end = max(start, 0), min(start + length, size)
-            end = max(begin, end)
-            inside.append(slice(begin, end))
+        of_tensor, of_block = [], []
+        for start, size, length in zip(coordinates, self.tensor.shape, self.block_shape, strict=True):
+            begin, end = (min(max(place, 0), size) for place in (start, start + length))
+            of_tensor.append(slice(begin, end))
             of_block.append(slice(begin - start, end - start))
-        return tuple(inside), tuple(of_block)
+        return tuple(of_tensor), tuple(of_block)
 
-    def block(self, coordinates: Sequence[Any]) -> np.ndarray:
+    def block(self, coordinates: Sequence[int]) -> np.ndarray:
         """Zero outside of the tensor."""
-        inside, of_block = self._places(coordinates)
-        block = np.zeros(self.block_shape, self.values.dtype)
-        if all(part.start < part.stop for part in inside):
-            block[of_block] = self.values[inside]
+        of_tensor, of_block = self._places(coordinates)
+        block = np.zeros(self.block_shape, np.float32)
+        block[of_block] = self.tensor[of_tensor].float().numpy()
         return block
 
-    def store(self, coordinates: Sequence[Any], block: np.ndarray) -> None:
-        inside, of_block = self._places(coordinates)
-        if all(part.start < part.stop for part in inside):
-            self.values[inside] = block.reshape(self.block_shape)[of_block]
-
-
-class Host:
-    """A launch's arguments. Tensors of numpy's types share memory, others are copied."""
-
-    def __init__(self) -> None:
-        self.copies: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
-
-    def argument(self, value: Any) -> Any:
-        """As kernels get it, if it is no constexpr."""
-        if isinstance(value, torch.Tensor):
-            return Pointer(memory_of(self._array(value)))
-        if isinstance(value, (bool, int, float, np.generic)):
-            return scalar(value)
-        if isinstance(value, tuple):
-            items = [self.argument(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        if hasattr(value, "block_shape") and hasattr(value, "base"):  # Triton's own TensorDescriptor
-            array = self._array(value.base.as_strided(value.shape, value.strides))
-            return Descriptor(array, value.block_shape, _type_of(value.base))
-        return value
-
-    def _array(self, value: torch.Tensor) -> np.ndarray:
-        value = value.detach()
-        if value.dtype not in (torch.float16, torch.bfloat16):
-            return value.numpy()
-        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        if value.data_ptr() not in self.copies or self.copies[value.data_ptr()][0].numel() <= last:
-            flat = value.as_strided([last + 1], [1])
-            self.copies[value.data_ptr()] = flat, flat.float().numpy()
-        strides = [4 * stride for stride in value.stride()]
-        return np.lib.stride_tricks.as_strided(self.copies[value.data_ptr()][1], value.shape, strides)
-
-    def write_back(self) -> None:
-        for flat, copy in self.copies.values():
-            flat.copy_(torch.from_numpy(copy))
-
-
-def _type_of(value: torch.Tensor) -> Any:
-    return getattr(real, {torch.bool: "int1"}.get(value.dtype, str(value.dtype).removeprefix("torch.")))
+    def store(self, coordinates: Sequence[int], block: np.ndarray) -> None:
+        of_tensor, of_block = self._places(coordinates)
+        self.tensor[of_tensor] = torch.from_numpy(block.reshape(self.block_shape)[of_block])
