@@ -109,9 +109,6 @@ def test_a_run_learns_and_records_it(finished):
     assert [step["step"] for step in steps] == list(range(1, records[-1]["step"] + 1))
     assert steps[0]["seq_length"] == 16
     assert all(step["variance_max"] > 0 and step["grad_norm"] > 0 for step in steps)
-    weighted = [step["loss"] * step["seq_length"] for step in steps if step["step"] <= records[0]["step"]]
-    tokens = [step["seq_length"] for step in steps if step["step"] <= records[0]["step"]]
-    assert records[0]["train_loss"] == pytest.approx(sum(weighted) / sum(tokens), rel=1e-5)
 
 
 def test_a_loaded_run_gives_the_last_validation_loss(finished, cache):

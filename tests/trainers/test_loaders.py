@@ -308,8 +308,6 @@ class TestHuggingFace:
         state = SimpleNamespace(global_step=1, max_steps=12, stateful_callbacks={})
         with pytest.raises(ValueError, match="LoaderState"):
             callback.on_train_begin(arguments, state, None)
-        with pytest.raises(ValueError, match="callbacks"):
-            callback.on_init_end(arguments, state, None)
         with pytest.raises(TypeError, match="loader"):
             huggingface.LoaderState(DataLoader([1]))
 
