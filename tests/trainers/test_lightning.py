@@ -188,9 +188,8 @@ def test_the_names_of_a_named_tuple_are_those_of_its_fields():
 
 
 def test_a_trial_run_does_not_warn_that_it_is_too_short():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the training ends at")
-        trainer(SequenceLengthWarmup(schedule()), fast_dev_run=2).fit(Model(), loader())
+    warnings.filterwarnings("error", message="the training ends at")  # until the end of the test
+    trainer(SequenceLengthWarmup(schedule()), fast_dev_run=2).fit(Model(), loader())
 
 
 def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
