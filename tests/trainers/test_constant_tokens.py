@@ -23,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # hints of the trainers
 STEPS = 5  # the ramp takes 1.5 of them
 LINEAR = [64, 704, 1024, 1024, 1024]  # 64 + 8 * floor(960 n / 1.5 / 8)
 DOUBLING = [64, 512, 1024, 1024, 1024]  # 5 stages of 0.3 steps
-LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)  # the page's blocks
+BLOCKS = list(markdown.python_blocks((markdown.ROOT / COUNTED).read_text()))
+LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)
 
 
 def names_of_page():
@@ -53,24 +54,22 @@ def names_of_page():
     }
 
 
-def run(recipe):
-    """The names that its code leaves, shapes of the token ids, and learning rates, step by step."""
-    blocks = [block.code for block in markdown.python_blocks((markdown.ROOT / COUNTED).read_text())]
-    names, shapes, rates = names_of_page(), [], []
-    names["train_step"] = lambda batch: shapes.append((*batch["input_ids"].shape, batch["max_length_q"]))
+def run(code, names, vocabulary=VOCABULARY):
+    """The shapes of the token ids, and learning rates, step by step."""
+    shapes, rates = [], []
 
     def see_ids(module, args):
-        if isinstance(module, nn.Embedding) and module.num_embeddings == VOCABULARY and torch.is_grad_enabled():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == vocabulary and torch.is_grad_enabled():
             shapes.append(tuple(args[0].shape))
 
     hooks = [
         nn.modules.module.register_module_forward_pre_hook(see_ids),
         register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])),
     ]
-    exec(blocks[recipe], names)
+    exec(code, names)
     for hook in hooks:
         hook.remove()
-    return names, shapes, rates
+    return shapes, rates
 
 
 #: Of each recipe for whole rows: the lengths of its steps, and their learning rates.
@@ -84,8 +83,8 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", first_fast(RECIPES))
 def test_steps_of_8_rows_are_cut_as_one_stream(tmp_path, monkeypatch, recipe):
     monkeypatch.chdir(tmp_path)
-    names, shapes, rates = run(recipe)
-    lengths, rate_of = RECIPES[recipe]
+    names, (lengths, rate_of) = names_of_page(), RECIPES[recipe]
+    shapes, rates = run(BLOCKS[recipe].code, names)
     assert shapes == [(8 * LENGTH // length, length) for length in lengths]
     assert rates == pytest.approx([rate_of(names, step, length) for step, length in enumerate(lengths)])
     if recipe == HUGGING_FACE:
@@ -95,6 +94,8 @@ def test_steps_of_8_rows_are_cut_as_one_stream(tmp_path, monkeypatch, recipe):
 
 def test_a_budget(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names, shapes, _ = run(BUDGET)
+    names, shapes = names_of_page(), []
+    names["train_step"] = lambda batch: shapes.append((*batch["input_ids"].shape, batch["max_length_q"]))
+    run(BLOCKS[BUDGET].code, names)
     assert shapes == [(1, 8 * LENGTH, length) for length in LINEAR]  # packed
     assert names["optimizer"].param_groups[0]["lr"] == names["rate"](STEPS - 1)  # 8 sequences
