@@ -339,7 +339,8 @@ class TestLightning:
     def test_a_checkpoint_without_it(self, tmp_path):
         _, [(_, path), *_] = of_lightning_trainer(tmp_path, sampler, max_steps=1)
         checkpoint = torch.load(path, weights_only=False)
-        del checkpoint["callbacks"][of_lightning.LoaderState().state_key]
-        torch.save(checkpoint, path)
-        with pytest.raises(ValueError, match="LoaderState"):
-            of_lightning_trainer(tmp_path, sampler, resume=path, max_steps=2)
+        key = of_lightning.LoaderState().state_key
+        for message, states in (("ResumableLoaders", {key: {"loaders": []}}), ("LoaderState", {})):
+            torch.save({**checkpoint, "callbacks": states}, path)
+            with pytest.raises(ValueError, match=message):
+                of_lightning_trainer(tmp_path, sampler, resume=path, max_steps=2)
