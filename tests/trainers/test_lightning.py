@@ -24,11 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on worker
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
 
 
-class Pair(NamedTuple):
-    inputs: Tensor
-    targets: Tensor
-
-
 class Steps:
     """The loss is computed in training_step, outside of any forward."""
 
@@ -87,7 +82,6 @@ KINDS = {
     dict: None,
     list: lambda batch: [torch.stack([row[name] for row in batch]) for name in ("input_ids", "labels")],
     tuple: lambda batch: tuple(KINDS[list](batch)),
-    Pair: lambda batch: Pair(*KINDS[list](batch)),
     Tensor: lambda batch: KINDS[list](batch)[0],
 }
 
