@@ -315,7 +315,9 @@ class TestLightning:
     def test_a_checkpoint_without_it(self, tmp_path):
         _, [(_, path), *_] = of_lightning_trainer(tmp_path, sampler, max_steps=1)
         checkpoint = torch.load(path, weights_only=False)
-        key = of_lightning.LoaderState().state_key
+        callback = of_lightning.LoaderState()
+        callback.on_load_checkpoint(SimpleNamespace(training=False), None, {"callbacks": {}})  # it is only tested
+        key = callback.state_key
         for message, states in (("ResumableLoaders", {key: {"loaders": []}}), ("LoaderState", {})):
             torch.save({**checkpoint, "callbacks": states}, path)
             with pytest.raises(ValueError, match=message):
