@@ -90,6 +90,9 @@ def test_a_warmup_that_would_cut_nothing_raises(tmp_path):
 
 
 def test_bad_input_raises(tmp_path):
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())])
+    with pytest.raises(ValueError, match="one SequenceLengthWarmup"):
+        SequenceLengthWarmup(schedule()).add_to(training)
     with pytest.raises(TypeError, match="sequence_dim"):
         trained(tmp_path, model(), [SequenceLengthWarmup(schedule(), sequence_dim=1)])
     config = SimpleNamespace(cp_size=1, sp_size=2)

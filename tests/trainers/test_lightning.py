@@ -198,6 +198,18 @@ def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
     assert (other.progress, monitor.monitor.steps) == (8, 8)
 
 
+def test_a_batch_of_validation_may_be_anything():
+    seen = []
+
+    class Module(Model):
+        def validation_step(self, batch, batch_idx):
+            seen.append(batch)
+
+    words = DataLoader([1], collate_fn=lambda batch: "words")
+    trainer(SequenceLengthWarmup(schedule()), num_sanity_val_steps=0).fit(Module(), loader(), words)
+    assert seen == ["words"]
+
+
 class PassesTwo(LossModule):
     def training_step(self, batch, batch_idx):
         return super().training_step({name: batch[name] for name in ("input_ids", "labels")}, batch_idx)
