@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +12,10 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 import tokenizers
 
-from experiments.running import load_script
+from .test_train_gpt2 import config_of, script
 
 pytestmark = pytest.mark.xdist_group("train_gpt2")  # one worker loads the script and trains what tests share
-TEXT = Path(json.__file__).parent
 FILES = ("tokenizer.json", "training.npy", "validation.npy")
-script = load_script()
-
-
-def config_of(**changed):
-    return script.model.Config(**{**script.model.SIZES["toy"], "text": [str(TEXT)], **changed})
 
 
 def written(folder, texts):

@@ -1,5 +1,6 @@
 """Trainings of Hugging Face's Trainer that are easy to repeat by hand."""
 
+import torch
 import transformers
 
 #: Arguments of a plain SGD without schedule, clipping, checkpoints or reports, which logs each step.
@@ -15,6 +16,13 @@ PLAIN_SGD = {
     "disable_tqdm": True,
     "use_cpu": True,
 }
+
+
+def tiny_gpt2(words, length, *, seed=1, width=16, dropout=0.0):
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": words, "n_positions": length, "n_embd": width, "n_layer": 2, "n_head": 2}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropouts, bos_token_id=0, eos_token_id=0))
 
 
 def quiet_trainer(

@@ -1,6 +1,5 @@
 """Trainings that are killed at a random moment, and resumed."""
 
-import os
 import random
 import shutil
 import time
@@ -8,7 +7,7 @@ import traceback
 
 import pytest
 
-from .ranks import SERVER, free_port
+from .ranks import SERVER, free_port, set_environment
 
 #: One kill in the tests of every change, many in the longest tests.
 KILLS = [1, pytest.param(20, marks=pytest.mark.exhaustive)]
@@ -75,8 +74,7 @@ def _start(train, folder, ranks, context):
 
 def _train(train, folder, rank, ranks, port):
     if ranks > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        set_environment(rank, port, ranks)
     try:
         train(folder)
     except BaseException:

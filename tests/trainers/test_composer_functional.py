@@ -52,9 +52,9 @@ def test_batches_that_are_short_enough_are_not_changed(length, preserve):
 
 
 def test_apply_alibi_translates_its_arguments():
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from ..support.huggingface import tiny_gpt2
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    model = tiny_gpt2(16, 32)
     optimizer = torch.optim.AdamW(model.parameters())
     report = composer.apply_alibi(model, max_sequence_length=64, optimizers=optimizer)
     assert isinstance(report, models.SurgeryReport)

@@ -1,7 +1,6 @@
 """The recipes of docs/guides/constant_tokens.md: the tokens and the learning rate of every step."""
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -14,17 +13,18 @@ pytest.importorskip("lightning.pytorch")
 pytest.importorskip("transformers")
 
 import seqwarm_kernels
-from seqwarm_kernels import resize_batch
 
 from ..docs import markdown
 from ..docs.names import LENGTH, VOCABULARY, lightning, plain, rows, transformers_model
 from ..docs.test_code_blocks import COUNTED
 from ..support.tiers import first_fast
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # hints of the trainers
 STEPS = 5  # the ramp takes 1.5 of them
 LINEAR = [64, 704, 1024, 1024, 1024]  # 64 + 8 * floor(960 n / 1.5 / 8)
 DOUBLING = [64, 512, 1024, 1024, 1024]  # 5 stages of 0.3 steps
-LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)  # the page's blocks
+BLOCKS = list(markdown.python_blocks((markdown.ROOT / COUNTED).read_text()))
+LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)
 
 
 def names_of_page():
@@ -54,32 +54,22 @@ def names_of_page():
     }
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """run(recipe) -> the names that its code leaves, shapes of the token ids, and learning rates, step by step."""
-    monkeypatch.chdir(tmp_path)
-    blocks = [block.code for block in markdown.python_blocks((markdown.ROOT / COUNTED).read_text())]
+def run(code, names, vocabulary=VOCABULARY):
+    """The shapes of the token ids, and learning rates, step by step."""
     shapes, rates = [], []
 
     def see_ids(module, args):
-        if isinstance(module, nn.Embedding) and module.num_embeddings == VOCABULARY and torch.is_grad_enabled():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == vocabulary and torch.is_grad_enabled():
             shapes.append(tuple(args[0].shape))
 
-    def make(recipe):
-        names = names_of_page()
-        names["train_step"] = lambda batch: shapes.append((*batch["input_ids"].shape, batch["max_length_q"]))
-        hooks = [
-            nn.modules.module.register_module_forward_pre_hook(see_ids),
-            register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])),
-        ]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exec(blocks[recipe], names)
-        for hook in hooks:
-            hook.remove()
-        return names, shapes, rates
-
-    return make
+    hooks = [
+        nn.modules.module.register_module_forward_pre_hook(see_ids),
+        register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])),
+    ]
+    exec(code, names)
+    for hook in hooks:
+        hook.remove()
+    return shapes, rates
 
 
 #: Of each recipe for whole rows: the lengths of its steps, and their learning rates.
@@ -91,9 +81,10 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("recipe", first_fast(RECIPES))
-def test_steps_of_8_rows_are_cut_as_one_stream(run, recipe):
-    names, shapes, rates = run(recipe)
-    lengths, rate_of = RECIPES[recipe]
+def test_steps_of_8_rows_are_cut_as_one_stream(tmp_path, monkeypatch, recipe):
+    monkeypatch.chdir(tmp_path)
+    names, (lengths, rate_of) = names_of_page(), RECIPES[recipe]
+    shapes, rates = run(BLOCKS[recipe].code, names)
     assert shapes == [(8 * LENGTH // length, length) for length in lengths]
     assert rates == pytest.approx([rate_of(names, step, length) for step, length in enumerate(lengths)])
     if recipe == HUGGING_FACE:
@@ -101,22 +92,10 @@ def test_steps_of_8_rows_are_cut_as_one_stream(run, recipe):
         assert logs == [8 * LENGTH * step for step in range(1, STEPS + 1)]
 
 
-def test_a_budget(run):
-    names, shapes, _ = run(BUDGET)
+def test_a_budget(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names, shapes = names_of_page(), []
+    names["train_step"] = lambda batch: shapes.append((*batch["input_ids"].shape, batch["max_length_q"]))
+    run(BLOCKS[BUDGET].code, names)
     assert shapes == [(1, 8 * LENGTH, length) for length in LINEAR]  # packed
     assert names["optimizer"].param_groups[0]["lr"] == names["rate"](STEPS - 1)  # 8 sequences
-
-
-def test_what_the_table_says():
-    batch = rows(8)
-    found = {}
-    for mode, remainder in (("truncate", "drop"), ("reshape", "drop"), ("reshape", "overlap"), ("flatten", "drop")):
-        cut_batch = resize_batch(batch, 600, mode=mode, remainder=remainder)
-        labels = cut_batch["labels"]
-        found[mode, remainder] = (len(labels), int((labels != -100).sum()))
-    assert found == {
-        ("truncate", "drop"): (8, 4800),
-        ("reshape", "drop"): (8, 4800),
-        ("reshape", "overlap"): (16, 8192),
-        ("flatten", "drop"): (13, 7800),
-    }

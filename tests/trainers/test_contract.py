@@ -130,27 +130,16 @@ def test_with_a_checkpoint_without_a_monitor_its_records_start_there(adapter, tm
     assert training.records[0].loss_ratio == 1.0
 
 
-class NotesMoments(Model):
-    """Notes the optimizer's statistics after each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def note_step(self, optimizer, args, kwargs):
-        super().note_step(optimizer, args, kwargs)
-        self.rows.append(statistics_of(optimizer))
-
-
 @each_trainer(has_monitor=True)
-def test_records_have_the_moments_of_the_optimizer(adapter, tmp_path):
-    model = NotesMoments()
-    training = adapter(Case(duration=8, accumulate=2, is_watched=True, adam=True), model, tmp_path)
+def test_records_have_the_moments_of_the_optimizer(adapter, tmp_path, monkeypatch):
+    expected = []
+    monkeypatch.setattr(Model, "note_step", lambda model, optimizer, *_: expected.append(statistics_of(optimizer)))
+    training = adapter(Case(duration=8, accumulate=2, is_watched=True, adam=True), Model(), tmp_path)
     training.run()
     names = ("variance_l1", "variance_max", "momentum_l1", "momentum_max", "grad_norm")
     found = [[getattr(record, name) for name in names] for record in training.records]
     assert len(found) == 8
-    assert_close(found, model.rows[-8:])  # Composer makes a step before, without effect
+    assert_close(found, expected[-8:])  # Composer makes a step before, without effect
 
 
 ENDS = {
@@ -163,16 +152,14 @@ ENDING = {name: replace(case, evaluate_every=None, is_watched=True) for name, ca
 
 
 @each_case(ENDING, fast=["total-tokens"])
-def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
+def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path, recwarn):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        first = first_training(training, model)
+    first = first_training(training, model)
     expected = oracle.train(case, adapter.rule, by_hand)
     assert 5 <= first.steps < 8
     assert_equal(first, expected)
-    short = [str(each.message) for each in caught if "the training end" in str(each.message)]
+    short = [each for each in recwarn if "the training end" in str(each.message)]
     assert len(short) == (adapter.warns_of_short and case.fails is None)
 
     model.calls.clear()
@@ -196,12 +183,9 @@ SHORT = {
 @each_case(SHORT, fast=["max-steps", "epochs"], warns_of_short=True)
 def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(adapter, case, tmp_path):
     training, by_hand = adapter(case, Model(), tmp_path), oracle.train(case, adapter.rule)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the training ends at")
-        with pytest.raises(
-            UserWarning, match=f"{case.duration} {case.unit}s, and the training takes {by_hand.progress}"
-        ):
-            training.run()
+    warnings.filterwarnings("error", message="the training ends at")  # until the end of the test
+    with pytest.raises(UserWarning, match=f"{case.duration} {case.unit}s, and the training takes {by_hand.progress}"):
+        training.run()
     is_known = case.unit == "step" and (case.max_steps or adapter.knows_steps_of_epochs)
     assert training.record().steps == (0 if is_known else by_hand.steps)
 

@@ -3,16 +3,15 @@
 import os
 
 import pytest
-import torch
-from torch import nn
 
 import seqwarm_kernels as sw
 
 from ..support.ranks import SERVER, free_port, set_environment
+from .contract.cases import EPOCHS, LONGEST, Case, loader
 
 deepspeed = pytest.importorskip("deepspeed", reason="needs DeepSpeed: make test-deepspeed")
 pytestmark = pytest.mark.xdist_group("deepspeed")
-WORDS, WIDTH, LENGTH, STEPS = 32, 16, 32, 6
+CASE = Case(accumulate=2, duration=4, network="llama-alibi")
 
 
 def lengths_of_deepspeed(schedule_type, config, steps, **difficulties):
@@ -46,33 +45,6 @@ def test_stages_are_deepspeeds_which_counts_from_1():
     assert ours == lengths_of_deepspeed("fixed_discrete", config, range(1, 201), min_difficulty=64)
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.inputs = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS)
-        self.lengths = []
-
-    def forward(self, input_ids, labels):
-        self.lengths.append(input_ids.shape[1])
-        x = self.embedding(input_ids)
-        query, key, value = self.inputs(x).unflatten(2, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        x = x + sw.alibi_attention(query, key, value).transpose(1, 2).flatten(2)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
-
-
-def batches():
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(2 * STEPS):
-        tokens = torch.randint(WORDS, (2, LENGTH), generator=generator)
-        yield {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
-
-
-def schedule():
-    return sw.SequenceLengthScheduler(8, LENGTH, duration=4, step_size=8)
-
-
 def engine_of(model, stage):
     config = {
         "train_micro_batch_size_per_gpu": 2,
@@ -85,43 +57,43 @@ def engine_of(model, stage):
 
 
 def train(model, scheduler, stage, attaches=False):
+    """The engine, and the lengths and losses of all batches."""
     engine = engine_of(model, stage)
     if attaches:
         scheduler.attach(engine.module)
-    losses = []
-    for batch in batches():
-        loss = engine(**(batch if attaches else scheduler.resize(batch)))
+    model.calls.clear()
+    for batch in [*loader(CASE)] * EPOCHS:
+        loss = engine(**(batch if attaches else scheduler.resize(batch)))["loss"]
         engine.backward(loss)
         is_step = engine.is_gradient_accumulation_boundary()
         engine.step()
         if is_step:
             scheduler.step()
-        losses.append(loss.item())
-    return engine, losses
+    return engine, [(length, loss) for _, _, length, loss in model.calls]
 
 
 def check_engine(folder):
-    warmed_up = {"example_batch": next(batches()), "loss_fn": lambda loss, batch: loss}
+    warmed_up = {"example_batch": next(iter(loader(CASE))), "loss_fn": lambda outputs, batch: outputs["loss"]}
     for stage in range(4):
-        model, scheduler = Model(), schedule()
-        engine, losses = train(model, scheduler, stage)
-        assert model.lengths == [8, 8, 8, 8, 16, 16, 24, 24, 32, 32, 32, 32]
-        assert train(Model(), schedule(), stage, attaches=True)[1] == losses
+        scheduler = CASE.schedule()
+        engine, made = train(CASE.model(), scheduler, stage)
+        assert [length for length, _ in made] == [4, 4, 4, 4, 8, 8, 12, 12] + [16] * 8
+        assert train(CASE.model(), CASE.schedule(), stage, attaches=True)[1] == made
 
-        before = Model()
-        sw.warmup_allocator(before, LENGTH, scheduler=schedule(), **warmed_up)
-        assert train(before, schedule(), stage)[1] == losses
+        before = CASE.model()
+        sw.warmup_allocator(before, LONGEST, scheduler=CASE.schedule(), **warmed_up)
+        assert train(before, CASE.schedule(), stage)[1] == made
 
         engine.save_checkpoint(folder / str(stage), client_state={"scheduler": scheduler.state_dict()})
-        loaded = schedule()
+        loaded = CASE.schedule()
         loaded.load_state_dict(engine.load_checkpoint(folder / str(stage))[1]["scheduler"])
-        assert loaded.progress == STEPS
+        assert loaded.progress == EPOCHS * CASE.epoch_steps
 
         with pytest.raises(ValueError, match="DeepSpeed"):
-            sw.warmup_allocator(engine, LENGTH, **warmed_up)
+            sw.warmup_allocator(engine, LONGEST, **warmed_up)
         if stage:
             with pytest.raises(ValueError, match="DeepSpeed"):
-                sw.warmup_allocator(engine.module, LENGTH, **warmed_up)
+                sw.warmup_allocator(engine.module, LONGEST, **warmed_up)
 
 
 def run_alone(port, folder):

@@ -18,16 +18,10 @@ from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
 
 from ..support.lightning import LossModule
 from ..support.lightning import quiet_trainer as trainer
-from ..support.token_rates import PEAK, token_lr, token_lr_at
 from .contract.cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
-
-
-class Pair(NamedTuple):
-    inputs: Tensor
-    targets: Tensor
 
 
 class Steps:
@@ -38,10 +32,11 @@ class Steps:
         torch.manual_seed(1)
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.head = nn.Linear(WIDTH, WORDS)
-        self.losses, self.lengths, self.types = [], {True: [], False: []}, set()
+        self.losses, self.lengths, self.types = [], [], set()
 
     def forward(self, input_ids):
-        self.lengths[self.training].append(input_ids.shape[1])
+        if self.training:
+            self.lengths.append(input_ids.shape[1])
         return self.head(self.embedding(input_ids))
 
     def loss(self, batch):
@@ -87,7 +82,6 @@ KINDS = {
     dict: None,
     list: lambda batch: [torch.stack([row[name] for row in batch]) for name in ("input_ids", "labels")],
     tuple: lambda batch: tuple(KINDS[list](batch)),
-    Pair: lambda batch: Pair(*KINDS[list](batch)),
     Tensor: lambda batch: KINDS[list](batch)[0],
 }
 
@@ -97,7 +91,7 @@ def test_a_batch_of_any_kind():
     for kind, collate in KINDS.items():
         runs[kind] = Model()
         trainer(SequenceLengthWarmup(schedule())).fit(runs[kind], loader(collate_fn=collate))
-        assert runs[kind].lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+        assert runs[kind].lengths == [4, 4, 8, 12, 16, 16, 16, 16]
         assert runs[kind].types == {kind}
         assert kind is Tensor or runs[kind].losses == runs[dict].losses
 
@@ -108,41 +102,11 @@ def test_a_further_fit_continues_the_schedule_and_the_records():
     training.fit(model, loader())
     training.fit_loop.max_epochs = 2
     training.fit(model, loader())
-    assert model.lengths[True][8:] == [LENGTH] * 8
-    assert callback.state_dict()["train_tokens"] == 2 * sum(model.lengths[True])
+    assert model.lengths[8:] == [LENGTH] * 8
+    assert callback.state_dict()["train_tokens"] == 2 * sum(model.lengths)
     assert "batch_to_device" not in vars(training.strategy)
     assert [record.step for record in records] == list(range(1, 17))
     assert records[8].loss_ratio != 1.0
-
-
-class ByTokens(Model):
-    """Steps its learning rate after each batch, and its optimizer after two."""
-
-    def __init__(self, warmup):
-        super().__init__()
-        self.warmup, self.rates, self.automatic_optimization = warmup, [], False
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=PEAK)
-        return {"optimizer": optimizer, "lr_scheduler": token_lr(optimizer, self.warmup.count_tokens)}
-
-    def training_step(self, batch, batch_idx):
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer = self.optimizers()
-        if batch_idx % 2:
-            self.rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            optimizer.zero_grad()
-        self.lr_schedulers().step()
-
-
-def test_a_manual_optimization_may_step_the_learning_rate_after_each_batch():
-    warmup = SequenceLengthWarmup(schedule())
-    model = ByTokens(warmup)
-    trainer(warmup).fit(model, loader())
-    tokens = torch.tensor([0, *model.lengths[True]]).cumsum(0)[1:-1:2] * 2  # before each second batch of two rows
-    assert model.rates == pytest.approx([token_lr_at(count) for count in tokens.tolist()])
-    assert len({*model.rates}) > 3
 
 
 class TwoOptimizers(Model):
@@ -162,7 +126,7 @@ class TwoOptimizers(Model):
 def test_every_optimizer_step_of_a_batch_is_a_step():
     model, warmed = TwoOptimizers(), schedule()
     trainer(SequenceLengthWarmup(warmed)).fit(model, loader())
-    assert model.lengths[True] == [4, 8, 16, 16, 16, 16, 16, 16]
+    assert model.lengths == [4, 8, 16, 16, 16, 16, 16, 16]
     assert warmed.progress == 16
     with pytest.raises(ValueError, match="optimizer"):
         trainer(Monitor()).fit(model, loader())
@@ -176,7 +140,7 @@ def test_the_trainer_of_pytorch_lightning():
 
     model = Other()
     trainer(SequenceLengthWarmup(schedule()), kind=other.Trainer).fit(model, loader())
-    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+    assert model.lengths == [4, 4, 8, 12, 16, 16, 16, 16]
 
 
 def test_bad_input_raises():
@@ -218,9 +182,8 @@ def test_the_names_of_a_named_tuple_are_those_of_its_fields():
 
 
 def test_a_trial_run_does_not_warn_that_it_is_too_short():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the training ends at")
-        trainer(SequenceLengthWarmup(schedule()), fast_dev_run=2).fit(Model(), loader())
+    warnings.filterwarnings("error", message="the training ends at")  # until the end of the test
+    trainer(SequenceLengthWarmup(schedule()), fast_dev_run=2).fit(Model(), loader())
 
 
 def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):

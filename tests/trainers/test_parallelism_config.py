@@ -3,6 +3,7 @@
 import json
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, load_alibi_model
 from seqwarm_kernels.parallel import ContextParallel
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+from seqwarm_kernels.trainers.huggingface.parallelism import check_loss_of_parts, take_over
 
 from ..models.zoo import make
 from ..support.huggingface import logged
@@ -64,10 +66,9 @@ def report(
     """Losses of training and evaluation, metrics, and counts."""
     arguments = {"eval_strategy": "epoch", "parallelism_config": config, "ddp_backend": "gloo" if config else None}
     arguments |= {"per_device_train_batch_size": ROWS_OF_STEP // groups, "per_device_eval_batch_size": 2 // groups}
-    training = trainer(folder, build(), [], rows(), **arguments | changes)
-    training.eval_dataset, training.compute_metrics = rows()[:evaluated], digest
+    given = {"eval_dataset": rows()[:evaluated], "compute_metrics": digest}
     warmup = SequenceLengthWarmup(schedule(unit))
-    warmup.add_to(training)
+    training = trainer(folder, build(), [warmup], rows(), given=given, **arguments | changes)
     if prepare is not None:
         prepare(training)
     training.train(resume_from_checkpoint=resume)
@@ -146,18 +147,11 @@ def two(rank, port, folder):
         report(folder, config=config, build=model)
     with pytest.raises(ValueError, match="average_tokens_across_devices"):
         report(folder, config=config, average_tokens_across_devices=False)
-    with pytest.raises(ValueError, match="dispatch_batches"):
-        report(folder, config=config, accelerator_config={"dispatch_batches": True})
-    for given in ({"label_smoothing_factor": 0.1}, {"prepare": compute_loss_outside}):
-        with pytest.raises(ValueError, match="label_smoothing_factor"):
-            report(folder, config=config, **given)
+    with pytest.raises(ValueError, match="label_smoothing_factor"):
+        report(folder, config=config, label_smoothing_factor=0.1)
     assert type(pickle.loads(pickle.dumps(config))) is ParallelismConfig
     (folder / f"{rank}.json").write_text(json.dumps(reports))
     leave_group()
-
-
-def compute_loss_outside(training):
-    training.compute_loss_func = lambda outputs, labels, num_items_in_batch: outputs.logits.sum()
 
 
 def four(rank, port, folder):
@@ -166,8 +160,6 @@ def four(rank, port, folder):
     reports = [report(folder, 2, config, **EVEN), report(folder, 2, config, prepare=shard_parameters, **EVEN)]
     with pytest.raises(ValueError, match="parallelism_config"):
         report(folder, 2, config, prepare=apply_elsewhere)
-    with pytest.raises(ValueError, match="cp_size"):
-        report(folder, 2, ParallelismConfig(cp_size=2, tp_size=2))
     (folder / f"{rank}.json").write_text(json.dumps(reports))
     leave_group()
 
@@ -193,6 +185,24 @@ def assert_trained_as_one(folder, world_size, alone):
         assert all(own == json.loads(json.dumps(counts)) for _, own in of_ranks)
         for own, _ in of_ranks:  # the Trainer logs the mean of the ranks
             torch.testing.assert_close(torch.tensor(own), torch.tensor(losses), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dispatches", "name"),
+    [({"cp_size": 2, "tp_size": 2}, None, "cp_size"), ({"cp_size": 2}, True, "dispatch_batches")],
+)
+def test_configurations_that_are_not_supported(sizes, dispatches, name):
+    loading = SimpleNamespace(dispatch_batches=dispatches)
+    accelerator = SimpleNamespace(parallelism_config=ParallelismConfig(**sizes), dataloader_config=loading)
+    with pytest.raises(ValueError, match=name):
+        take_over(SimpleNamespace(accelerator=accelerator))
+
+
+@pytest.mark.parametrize(("smoothing", "function"), [(0.1, None), (0.0, max)])
+def test_the_loss_of_parts_is_the_models_own(smoothing, function):
+    arguments = SimpleNamespace(label_smoothing_factor=smoothing)
+    with pytest.raises(ValueError, match="label_smoothing_factor"):
+        check_loss_of_parts(SimpleNamespace(model=model(), args=arguments, compute_loss_func=function))
 
 
 @pytest.mark.slow

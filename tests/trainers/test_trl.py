@@ -17,6 +17,7 @@ import trl
 
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
+from ..models.zoo import make
 from ..support.huggingface import logged, quiet_trainer
 
 WORDS, LENGTH, LEARNING_RATE, BETA = 50, 16, 0.5, 0.5
@@ -29,18 +30,7 @@ def schedule():
 
 
 def model():
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=LENGTH,
-        pad_token_id=PADDING,
-        eos_token_id=END,
-    )
-    made = transformers.LlamaForCausalLM(config)
+    made = make("llama", vocab_size=WORDS, pad_token_id=PADDING, eos_token_id=END)
     apply_alibi(made, LENGTH)  # and reads position ids, which keep packed sequences apart
     return made
 

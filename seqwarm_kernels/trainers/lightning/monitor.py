@@ -55,9 +55,8 @@ class Monitor(MonitorState, Callback):
         batch_idx: int,
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor):  # automatic optimization divides the loss by the number of batches in a step
-            divided_by = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self._add_loss(loss * divided_by)
+        if isinstance(loss, Tensor):  # Lightning divides it by the number of batches, 1 in manual optimization
+            self._add_loss(loss * trainer.accumulate_grad_batches)
         if trainer.global_step > self._steps:  # else gradients are being accumulated
             self._steps = trainer.global_step
             self._step(losses_are_parts=False)

@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup
@@ -17,7 +16,8 @@ from seqwarm_kernels.trainers.composer import SeqLengthWarmup
 from ...docs import markdown
 from ...docs.names import dataset
 from ...docs.test_code_blocks import WITH_COMPOSER
-from .training import counting_rows, tiny_gpt2
+from ..test_constant_tokens import run
+from .training import VOCABULARY, counting_rows, tiny_gpt2
 
 
 @pytest.mark.parametrize("page", WITH_COMPOSER)
@@ -39,7 +39,7 @@ def test_tokens_and_learning_rates():
     blocks = markdown.python_blocks((markdown.ROOT / WITH_COMPOSER[0]).read_text())
     [code] = [block.code for block in blocks if "truncate=False" in block.code]
     data = [{"input_ids": row, "labels": row} for row in counting_rows(32, 64)]
-    model, shapes, rates = tiny_gpt2(), [], []
+    model = tiny_gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     names = {
         "SeqLengthWarmup": SeqLengthWarmup,
@@ -48,10 +48,7 @@ def test_tokens_and_learning_rates():
         "loader": DataLoader(data, batch_size=8),
         "optimizer": optimizer,
     }
-    model.model.transformer.wte.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
-    hook = register_optimizer_step_pre_hook(lambda stepped, *_: rates.append(stepped.param_groups[0]["lr"]))
-    exec(code, names)
-    hook.remove()
+    shapes, rates = run(code, names, VOCABULARY)
     lengths = [8, 48, 64, 64]  # 8 + 8 * floor(56 n / 1.2 / 8)
     assert shapes == [(8 * 64 // length, length) for length in lengths]
     before = [0, 0, 1, 2]  # Composer computes a rate before it counts the batch

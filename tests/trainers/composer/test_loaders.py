@@ -6,27 +6,14 @@ from . import conftest  # noqa: F401  # each process imports Composer this way
 
 pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
-from composer.models import ComposerModel
-
+from ..contract.composer import Wrapped
 from ..test_loaders import assert_every_item_is_trained_on_once, blocks, count_items
 
 RECIPES = blocks("docs/guides/composer.md")[1]
 
 
-class Counting(ComposerModel):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch):
-        return self.model(**batch)
-
-    def loss(self, outputs, batch):
-        return outputs["loss"]
-
-
 def one_of_two(rank, port, folder):
-    count_items(rank, port, folder, RECIPES, lambda model: {"model": Counting(model), "max_duration": "3ba"})
+    count_items(rank, port, folder, RECIPES, lambda model: {"model": Wrapped(model), "max_duration": "3ba"})
 
 
 def test_two_ranks_train_on_every_item_once(tmp_path):

@@ -5,7 +5,8 @@ from composer import Callback, Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel
+
+from ...support import huggingface as support
 
 VOCABULARY = 16
 LENGTH = 32
@@ -13,20 +14,8 @@ BATCH_SIZE = 4
 
 
 def tiny_gpt2(seed=0, dropout=0.0):
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=4 * LENGTH,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return HuggingFaceModel(GPT2LMHeadModel(config), use_logits=True)
+    model = support.tiny_gpt2(VOCABULARY, 4 * LENGTH, seed=seed, width=32, dropout=dropout)
+    return HuggingFaceModel(model, use_logits=True)
 
 
 def counting_rows(count, length=LENGTH):

@@ -42,6 +42,7 @@ class Adapter(abc.ABC):
     shards_rows: ClassVar[bool] = True
     has_monitor: ClassVar[bool] = True
     Monitor: ClassVar[Any]
+    warmup: Any
 
     def __init__(self, case: Case, model: Model, folder: Path) -> None:
         self.case, self.model, self.folder = case, model, folder
@@ -73,13 +74,13 @@ class Adapter(abc.ABC):
     def logged(self) -> dict[int, dict[str, float]]:
         """The figures in the trainer's own log, by step."""
 
-    @abc.abstractmethod
     def progress(self) -> int | None:
         """The schedule's progress, if it has one of its own."""
+        return self.warmup.state_dict()["scheduler"]["progress"] if self.keeps_schedule else None
 
-    @abc.abstractmethod
     def source(self) -> Callable[[], int]:
         """The source of a learning rate by tokens."""
+        return self.warmup.count_tokens
 
     def run(self, resume: int | None = None) -> Record:
         self.model.calls.clear()

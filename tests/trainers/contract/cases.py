@@ -189,10 +189,10 @@ class Model(nn.Module):
 
 
 class Decoder(Model):
-    """A decoder of transformers, by the name of its kind and its attention. Its loss is computed in float64."""
+    """A Llama of transformers, "llama-" and the name of its attention. Its loss is computed in float64."""
 
     def __init__(self, network, seed=1):
-        self.network_name = network
+        self.attention = network.removeprefix("llama-")
         super().__init__(seed)
 
     def make_layers(self, generator):
@@ -201,17 +201,13 @@ class Decoder(Model):
         import seqwarm_kernels.models.seqwarm  # noqa: F401
         from seqwarm_kernels import apply_alibi
 
-        kind, attention = self.network_name.split("-")
-        sizes = {"vocab_size": WORDS, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
-        more = {
-            "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-            "llama": {"intermediate_size": 24},
-        }
-        config = transformers.AutoConfig.for_model(kind, max_position_embeddings=EVEN_LENGTH, **sizes, **more[kind])
+        sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 24}
+        config = transformers.LlamaConfig(vocab_size=WORDS, max_position_embeddings=EVEN_LENGTH, **sizes)
         torch.manual_seed(generator.initial_seed())
-        own = None if attention == "alibi" else attention
-        self.network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=own)
-        if own is None:
+        self.network = transformers.LlamaForCausalLM(config)
+        if self.attention != "alibi":
+            self.network.set_attn_implementation(self.attention)
+        else:
             apply_alibi(self.network, EVEN_LENGTH)
         self.double()
 

@@ -108,8 +108,5 @@ class Composer(Adapter):
                     logged[time.batch.value][name] = value
         return logged
 
-    def progress(self):
-        return None
-
     def source(self):
         return self.counter.count_tokens

@@ -1,10 +1,8 @@
 """The Trainer of Hugging Face."""
 
-import transformers
-
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
-from ...support.huggingface import PLAIN_SGD
+from ...support.huggingface import quiet_trainer
 from .adapter import Adapter
 from .cases import BATCH_SIZE, COLLATE, EPOCHS, EVALUATED, items
 from .oracle import Rule
@@ -18,8 +16,6 @@ class HuggingFace(Adapter):
         super().__init__(case, model, folder)
         self.warmup = SequenceLengthWarmup(case.schedule(), total_tokens=case.total_tokens, **case.options)
         settings = {
-            **PLAIN_SGD,
-            "output_dir": str(folder),
             "per_device_train_batch_size": BATCH_SIZE,
             "per_device_eval_batch_size": BATCH_SIZE,
             "gradient_accumulation_steps": case.accumulate,
@@ -35,19 +31,15 @@ class HuggingFace(Adapter):
             "restore_callback_states_from_checkpoint": True,
             "ddp_backend": "gloo" if self.processes > 1 else None,
         }
-        self.trainer = transformers.Trainer(
-            model,
-            transformers.TrainingArguments(**settings),
-            train_dataset=items(case),
-            eval_dataset=items(case)[:EVALUATED],
-            data_collator=COLLATE[case.data],
-            optimizers=self.optimizer(),
-        )
-        self.trainer.remove_callback(transformers.PrinterCallback)
+        given = {
+            "train_dataset": items(case),
+            "eval_dataset": items(case)[:EVALUATED],
+            "data_collator": COLLATE[case.data],
+            "optimizers": self.optimizer(),
+        }
+        self.trainer = quiet_trainer(folder, model, self.warmup, *self.monitors, given=given, **settings)
         if self.processes > self.world_size:  # the Trainer's own loader has other rows for each rank
             self.trainer.get_train_dataloader = self.batches
-        for callback in (self.warmup, *self.monitors):
-            callback.add_to(self.trainer)
 
     def fit(self, resume=None):
         self.trainer.train(resume_from_checkpoint=str(self.folder / f"checkpoint-{resume}") if resume else None)
@@ -57,9 +49,3 @@ class HuggingFace(Adapter):
 
     def logged(self):
         return {record["step"]: record for record in self.trainer.state.log_history if "loss" in record}
-
-    def progress(self):
-        return self.warmup.state_dict()["scheduler"]["progress"]
-
-    def source(self):
-        return self.warmup.count_tokens

@@ -4,21 +4,16 @@ import lightning.pytorch as pl
 
 from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
 
+from ...support.lightning import LossModule, quiet_trainer
 from .adapter import Adapter
 from .cases import EPOCHS, loader
 from .oracle import Rule
 
 
-class Module(pl.LightningModule):
+class Module(LossModule):
     def __init__(self, adapter):
-        super().__init__()
-        self.model, self.optimizer_and_rates = adapter.model, adapter.optimizer()  # of all trainings
-
-    def training_step(self, batch, batch_idx):
-        return self.model(**batch)["loss"]
-
-    def validation_step(self, batch, batch_idx):
-        self.model(**batch)
+        super().__init__(adapter.model, None)
+        self.optimizer_and_rates = adapter.optimizer()  # of all trainings
 
     def configure_optimizers(self):
         optimizer, rates = self.optimizer_and_rates
@@ -55,8 +50,10 @@ class Lightning(Adapter):
         saving = [pl.callbacks.ModelCheckpoint(self.folder, "{step}", save_top_k=-1)] if case.saves else []
         ranks = {"devices": 2, "strategy": "ddp"} if self.processes > 1 else {}
         every = case.evaluate_every
-        return pl.Trainer(
-            accelerator="cpu",
+        return quiet_trainer(
+            self.warmup,
+            *self.monitors,
+            *saving,
             max_epochs=EPOCHS,
             max_steps=case.max_steps or -1,
             accumulate_grad_batches=case.accumulate,
@@ -66,10 +63,7 @@ class Lightning(Adapter):
             log_every_n_steps=case.log_every,
             logger=self.logs,
             gradient_clip_val=case.clip,
-            callbacks=[self.warmup, *self.monitors, *saving],
             enable_checkpointing=case.saves,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             use_distributed_sampler=False,
             **ranks,
         )
@@ -87,9 +81,3 @@ class Lightning(Adapter):
         every = self.case.log_every
         records = [record for record in self.logs.records if "train_tokens" in record]
         return {every * number: record for number, record in enumerate(records, self.first // every + 1)}
-
-    def progress(self):
-        return self.warmup.state_dict()["scheduler"]["progress"]
-
-    def source(self):
-        return self.warmup.count_tokens

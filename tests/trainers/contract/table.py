@@ -45,7 +45,7 @@ CASES = {
 #: Decoders, whose "segments" are told as the trainer finds out for the model that it holds.
 DECODERS = {
     network: Case({"mode": "segments"}, data="even", accumulate=2, duration=6, evaluate_every=None, network=network)
-    for network in ("gpt2-alibi", "llama-sdpa", "llama-seqwarm")
+    for network in ("llama-alibi", "llama-sdpa", "llama-seqwarm")
 }
 
 
