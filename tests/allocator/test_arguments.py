@@ -28,31 +28,21 @@ def test_bad_arguments_are_found_before_the_model_runs(arguments, error, message
     assert not model.lengths
 
 
-def of_deepspeed(kind=nn.Linear, **marks):
+@pytest.mark.parametrize("mark", ["DeepSpeedEngine", "ds_id", "param_idx_in_group"])
+def test_models_of_deepspeed_are_refused(mark):
     """Its hooks keep gradients. tests/trainers/test_deepspeed.py has the real ones."""
-    model = kind(4, 4)
-    vars(model.weight).update(marks)
-    return model
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"kind": type("DeepSpeedEngine", (nn.Linear,), {})}, {"ds_id": 0}, {"param_idx_in_group": 0}],
-)
-def test_models_of_deepspeed_are_refused(options):
+    model = type(mark, (nn.Linear,), {})(4, 4)
+    setattr(model.weight, mark, 0)
     with pytest.raises(ValueError, match=r"model .*deepspeed"):
-        warmup_allocator(of_deepspeed(**options), 4, example_batch=torch.ones(1, 4, 4))
+        warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4))
 
 
-def test_a_static_graph_is_refused(tmp_path):
+@pytest.mark.usefixtures("process_group")
+def test_a_static_graph_is_refused():
     """It failed in an assertion of torch."""
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
-        with pytest.raises(ValueError, match=r"model .*static_graph"):
-            warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4))
-    finally:
-        torch.distributed.destroy_process_group()
+    model = DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
+    with pytest.raises(ValueError, match=r"model .*static_graph"):
+        warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4))
 
 
 def test_an_optimizer_of_some_parameters_is_taken():

@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from seqwarm_kernels import (
-    SequenceLengthScheduler,
-    compilations,
-    no_compilation,
-    warmup_allocator,
-)
+from seqwarm_kernels import SequenceLengthScheduler, compilations, no_compilation, warmup_allocator
 
 from ..support.kernels import pretended
 
@@ -25,21 +20,30 @@ class Embedding(nn.Embedding):
         return super().forward(input_ids)
 
 
-def compiled_model():
-    model = Embedding(11, 4)
+class Packed(Embedding):
+    """Takes the boundaries of segments, whose number is the same at each length."""
+
+    def forward(self, input_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k):
+        return super().forward(input_ids) * cu_seq_lens_q.sum() * max_length_q
+
+
+def compiled_model(kind=Embedding):
+    model = kind(11, 4)
     model.compile(backend="eager")
     return model
 
 
-def test_a_compiled_model_compiles_nothing_after_the_warmup():
-    model, scheduler = compiled_model(), SequenceLengthScheduler(8, 64, duration=10, step_size=8)
+@pytest.mark.parametrize(("kind", "mode"), [(Embedding, "truncate"), (Packed, "segments")])
+def test_a_compiled_model_compiles_nothing_after_the_warmup(kind, mode):
+    model, scheduler = compiled_model(kind), SequenceLengthScheduler(8, 64, duration=10, step_size=8)
     batch = {"input_ids": torch.randint(11, (2, 64))}
-    report = warmup_allocator(model, 64, batch_size=2, scheduler=scheduler)
-    assert report.compiled
+    options = {"example_batch": batch, "scheduler": scheduler, "resize_options": {"mode": mode}}
+    report = warmup_allocator(model, 64, **options)
     assert set(report.compiled) == {"graph of torch.compile"}
+    scheduler.attach(model, mode=mode)
     with no_compilation():
         for _ in range(12):
-            model(**scheduler.resize(batch)).square().mean().backward()
+            model(**batch).square().mean().backward()
             scheduler.step()
 
 

@@ -160,33 +160,26 @@ def test_position_ids_of_whole_rows_count_to_every_length(rows):
     assert example["position_ids"].shape == (rows, 8)
 
 
-def repeated_to(example, rows, length, options):
-    return Layout(example, options).repeated_to(rows, length, CPU)
-
-
-@pytest.mark.parametrize("positions", [[[3, 4, 5, 6], [7, 8, 9, 10]], [[0, 1, 1, 1], [0, 1, 2, 3]]])
+@pytest.mark.parametrize(
+    ("positions", "options", "shape"),
+    [
+        (torch.arange(3, 11).view(2, 4), {}, (3, 6)),
+        (torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3]]), {}, (3, 6)),
+        (torch.arange(8).view(4, 2), {"seq_dim": 0}, (6, 3)),
+        (torch.arange(4), {}, (6,)),
+        (torch.arange(4)[None], {}, (1, 6)),
+        (torch.arange(4).expand(3, 2, 4), {}, (3, 3, 6)),
+    ],
+)
 @pytest.mark.parametrize("prefix", ["", "decoder_"])
-@pytest.mark.parametrize("seq_dim", [0, 1])
-def test_position_ids_of_a_sequence_in_each_row_count_anew(positions, prefix, seq_dim):
+def test_position_ids_of_one_sequence_in_each_row_count_anew(positions, options, shape, prefix):
     """Repeated, they would restart in the row, as those of several sequences do."""
-    inner = {f"{prefix}position_ids": torch.tensor(positions, dtype=torch.int32)}
-    inner[f"{prefix}attention_mask"] = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    if seq_dim == 0:
-        inner = {name: value.T for name, value in inner.items()}
-    result = repeated_to({"inner": inner}, 3, 6, {"seq_dim": seq_dim})["inner"]
-    found, mask = result[f"{prefix}position_ids"], result[f"{prefix}attention_mask"]
-    assert found.dtype == torch.int32
-    assert (found if seq_dim == 1 else found.T).tolist() == [list(range(6))] * 3
-    assert mask.all()
-
-
-@pytest.mark.parametrize("shape", [(6,), (1, 6), (3, 2, 6)])
-def test_position_ids_of_other_shapes_get_the_longest_length(shape):
-    batch = {"input_ids": torch.zeros(2, 6, dtype=torch.int64), "position_ids": torch.arange(6).expand(shape)}
-    repeated = repeated_to(batch, 4, 9, {})
-    rows = (*shape[:-2], 4) if len(shape) == 3 else shape[:-1]
-    assert repeated["position_ids"].equal(torch.arange(9).expand(*rows, 9))
-    assert repeated["input_ids"].shape == (4, 9)
+    tokens_first = bool(options)
+    example = {"input_ids": torch.ones((4, 2) if tokens_first else (2, 4)), f"{prefix}position_ids": positions.int()}
+    found = Layout({"inner": example}, options).repeated_to(3, 6, CPU)["inner"]
+    counted = torch.arange(6, dtype=torch.int32)
+    counted = (counted[:, None] if tokens_first else counted).expand(shape)
+    torch.testing.assert_close(found[f"{prefix}position_ids"], counted, rtol=0, atol=0)
 
 
 def test_masks_are_ones_and_other_masks_are_repeated():

@@ -20,13 +20,7 @@ from ..support.same import assert_same
 from .kinds import MAX_LEN, TRAININGS, VALUES, WORDS
 from .traces import contents, everything, identities
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _process_group(tmp_path_factory):
-    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def loss_fn(output, batch):

@@ -3,51 +3,32 @@
 import pytest
 import torch
 
-from seqwarm_kernels import SequenceLengthScheduler, no_compilation, warmup_allocator
+from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 
+from ..models.zoo import IMAGE, VOCABULARY, batch_with_images, llava, make, transformers
 from ..support.same import assert_same
 from .traces import everything
 
-transformers = pytest.importorskip("transformers")
-
-WORDS, IMAGE = 50, 5
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-TEXT = {"vocab_size": WORDS, **SMALL}
-VISION = {**SMALL, "image_size": 8, "patch_size": 4}
-
-
-def gpt2():
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=1, n_head=2, n_positions=32)
-    )
-
 
 def t5(headless=False):
-    config = transformers.T5Config(
-        vocab_size=WORDS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
     return (transformers.T5Model if headless else transformers.T5ForConditionalGeneration)(config)
 
 
 def clip():
-    text = {**TEXT, "max_position_embeddings": 32, "eos_token_id": 2}
-    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=8))
-
-
-def llava():
-    vision, text = {**VISION, "model_type": "clip_vision_model"}, {**TEXT, "model_type": "llama"}
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE, image_seq_length=4)
-    return transformers.LlavaForConditionalGeneration(config)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    text = {**small, "vocab_size": VOCABULARY, "max_position_embeddings": 32, "eos_token_id": 2}
+    vision = {**small, "image_size": 8, "patch_size": 4}
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
 
 
 def test_images_of_an_example_are_kept():
     """Tokens that stand for images are not repeated: there must be as many as the images have features."""
     model, seen = llava(), []
     model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    ids = torch.randint(6, WORDS, (2, 12))
-    ids[0, :4], ids[1, 3:7] = IMAGE, IMAGE
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    batch["pixel_values"] = torch.randn(2, 3, 8, 8)
+    batch = batch_with_images()
+    ids = batch["labels"] = batch["input_ids"]
     scheduler = SequenceLengthScheduler(8, 24, duration=10, step_size=8)
     warmup_allocator(model, 24, batch_size=3, example_batch=batch, scheduler=scheduler)
     assert [tuple(call["input_ids"].shape) for call in seen] == [(3, 24), (3, 8), (3, 16), (3, 24)]
@@ -60,7 +41,7 @@ def test_images_of_an_example_are_kept():
 
 
 MODELS = {
-    "causal": gpt2,
+    "causal": lambda: make("gpt2"),
     "encoder-decoder": t5,
     "encoder-decoder, without a head": lambda: t5(headless=True),
     "vision and text": clip,
@@ -81,15 +62,12 @@ def test_no_example_is_needed(name):
     assert report.lengths == (24, 8, 16)
     assert [tuple(call["input_ids"].shape) for call in calls] == [(3, 24), (3, 24), (3, 8), (3, 16), (3, 24)]
     assert all(call["attention_mask"].all() and call["input_ids"].min() >= 0 for call in calls)
-    assert all(call["input_ids"].max() < WORDS for call in calls)
+    assert all(call["input_ids"].max() < VOCABULARY for call in calls)
     assert not any((call["input_ids"] == IMAGE).any() for call in calls if name == "text with images")
     assert {"pixel_values" in call for call in calls} == {name == "vision and text"}
     assert all(call["pixel_values"].shape == (3, 3, 8, 8) for call in calls if "pixel_values" in call)
     has_labels = name not in ("vision and text", "encoder-decoder, without a head")
     assert all(call["labels"].equal(call["input_ids"]) if has_labels else "labels" not in call for call in calls)
-
-
-SEGMENTS = {"mode": "segments"}
 
 
 def ramp():
@@ -98,8 +76,8 @@ def ramp():
 
 def test_under_segments_one_pass_stands_for_all_lengths():
     """They have one shape."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT))
-    assert warmup_allocator(model, 24, scheduler=ramp(), resize_options=SEGMENTS).lengths == (24,)
+    model = make("llama")
+    assert warmup_allocator(model, 24, scheduler=ramp(), resize_options={"mode": "segments"}).lengths == (24,)
     assert len(warmup_allocator(model, 24, scheduler=ramp()).lengths) == 6
 
 
@@ -122,26 +100,3 @@ def test_a_length_that_the_model_gets_as_a_number_needs_two(mode, expected):
     report = warmup_allocator(Own(), 24, scheduler=ramp(), example_batch=batch, resize_options={"mode": mode})
     assert sorted(report.lengths) == [4, 24]
     assert seen == expected
-
-
-class Packed(torch.nn.Module):
-    """Takes the boundaries of segments, whose number is the same at each length."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(WORDS, 3)
-
-    def forward(self, input_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k):
-        return self.embedding(input_ids) * cu_seq_lens_q.sum() * max_length_q
-
-
-def test_a_ramp_of_segments_compiles_nothing_afterwards():
-    model, scheduler = torch.compile(Packed(), backend="eager"), ramp()
-    ids = torch.randint(WORDS, (2, 24))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    warmup_allocator(model, 24, example_batch=batch, scheduler=scheduler, resize_options=SEGMENTS)
-    scheduler.attach(model, **SEGMENTS)
-    with no_compilation():
-        for _ in range(6):
-            model(**batch).sum().backward()
-            scheduler.step()

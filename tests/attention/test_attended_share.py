@@ -34,6 +34,12 @@ def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=to
     return [torch.randn(batch_size, *shape, head_dim).to(dtype) for shape in shapes]
 
 
+def forward(backend, tensors, slopes, query_start=240, *, causal=False, window=None, tolerance=2**-10):
+    """The operator's outputs: out, lse, and what backward needs."""
+    options = DenseOptions(None, None, None, query_start, causal, 0.25, None, window, 0.0, tolerance)
+    return overload("alibi_attention", backend)(*tensors, slopes, *options)
+
+
 STEEP = torch.tensor([0.5, 2.0])
 TOLERANCES = [2**-4, 2**-24]
 
@@ -216,22 +222,20 @@ def test_forward_attends_no_key_outside_of_its_ranges(backend, causal, window):
     """Their values hold NaN when it runs again."""
     query, key, value = inputs(lengths=(32, 512), heads=(1, 1))
     slopes = torch.tensor([0.4])
-    options = DenseOptions(None, None, None, 240, causal, 0.25, None, window, 0.0, 2**-10)
-    out, _, _, ranges = overload("alibi_attention", backend)(query, key, value, slopes, *options)
+    out, _, _, ranges = forward(backend, (query, key, value), slopes, causal=causal, window=window)
     begin, end = ranges.flatten().tolist()
     assert 100 < begin < end < 400
     value[:, :, :begin] = float("nan")
     if not causal:  # otherwise `end` is the first key that no query sees
         value[:, :, end:] = float("nan")
-    again, *_ = overload("alibi_attention", backend)(query, key, value, slopes, *options)
+    again, *_ = forward(backend, (query, key, value), slopes, causal=causal, window=window)
     torch.testing.assert_close(again, out, rtol=0, atol=0)
 
 
 def test_zeros_are_skipped_however_large_the_queries_are(backend):
     query, key, value = inputs(lengths=(32, 512), heads=(1, 1))
-    options = DenseOptions(None, None, None, 240, False, 0.25, None, None, 0.0, 2**-10)
     for size in (1, 1000):
-        *_, ranges = overload("alibi_attention", backend)(size * query, 0 * key, value, torch.tensor([0.4]), *options)
+        *_, ranges = forward(backend, (size * query, 0 * key, value), torch.tensor([0.4]))
         assert ranges.min() > 100
         assert ranges.max() < 400
 
@@ -255,8 +259,6 @@ def test_the_promise_on_random_inputs(backend, data):
 @pytest.mark.exhaustive_in_interpreter
 def test_ranges_where_no_key_is_out_of_reach(backend):
     for queries, length, tolerance in ((5, 5, 0.0), (100, 100, 2**-24), (1, 600, 2**-24)):
-        tensors = inputs((queries, length))
-        options = DenseOptions(None, None, None, 0, False, 0.25, None, None, 0.0, tolerance)
-        ranges = overload("alibi_attention", backend)(*tensors, STEEP / 100, *options)[3]
+        *_, ranges = forward(backend, inputs((queries, length)), STEEP / 100, 0, tolerance=tolerance)
         assert (ranges[..., 0::2] == 0).all()
         assert (ranges[..., 1::2] == length).all()

@@ -28,6 +28,16 @@ each_kernel = pytest.mark.parametrize(
 )
 
 
+def packed(query, key, value, *slopes, **options):
+    """`alibi_attention_varlen` of rows, each of which is one sequence."""
+    ends = [torch.arange(len(each) + 1, dtype=torch.int32) * each.shape[2] for each in (query, key)]
+    tensors = [each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)]
+    return alibi_attention_varlen(*tensors, *ends, query.shape[2], key.shape[2], *slopes, **options)
+
+
+dense_and_packed = pytest.mark.parametrize("attend", [alibi_attention, packed])
+
+
 @pytest.mark.parametrize(
     ("function", "call_type"), [(alibi_attention, calls.DenseCall), (alibi_attention_varlen, calls.VarlenCall)]
 )
@@ -125,34 +135,24 @@ def test_wrong_arguments_of_a_known_kind(backend):
 
 
 @not_interpreted
-@pytest.mark.parametrize("varlen", [False, True])
-def test_a_growing_query_start_is_one_kind(backend, varlen):
+@dense_and_packed
+def test_a_growing_query_start_is_one_kind(backend, attend):
     """So that decoding checks its first call alone."""
-    function, shape, options = alibi_attention, (1, 1, 9, 8), ()
-    if varlen:
-        ends = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
-        function, shape, options = alibi_attention_varlen, (9, 2, 8), (*ends, 1, 5)
-    key = torch.randn(shape)
-    query = key[:2] if varlen else key[:, :, :1]
+    query, key = torch.randn(2, 1, 1, 8), torch.randn(2, 1, 9, 8)
     fast_path._checked_calls.clear()
     for start in range(5):
-        out = function(query, key, key, *options, backend=backend, query_start=start)
-        torch.testing.assert_close(out, function(query, key, key, *options, backend="reference", query_start=start))
+        out = attend(query, key, key, backend=backend, query_start=start)
+        torch.testing.assert_close(out, attend(query, key, key, backend="reference", query_start=start))
     assert len(fast_path._checked_calls) == (1 if backend == "reference" else 2)
 
 
 @not_interpreted
-@pytest.mark.parametrize("varlen", [False, True])
+@dense_and_packed
 @pytest.mark.parametrize("changed", ["key", "query_start"])
-def test_an_input_that_changes_before_backward_is_an_error(backend, varlen, changed):
+def test_an_input_that_changes_before_backward_is_an_error(backend, attend, changed):
     query, key, start = torch.randn(1, 2, 3, 8, requires_grad=True), torch.randn(1, 2, 3, 8), torch.tensor([0])
     for _ in range(2):  # the second call is a known one
-        if varlen:
-            ends, packed = torch.tensor([0, 3], dtype=torch.int32), [each[0].transpose(0, 1) for each in (query, key)]
-            inputs = packed[0], packed[1], packed[1], ends, ends, 3, 3
-            out = alibi_attention_varlen(*inputs, query_start=start, backend=backend)
-        else:
-            out = alibi_attention(query, key, key, query_start=start, backend=backend)
+        out = attend(query, key, key, query_start=start, backend=backend)
         (key if changed == "key" else start).add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
@@ -194,20 +194,14 @@ def test_dropout_draws_a_seed_for_each_call(backend):
 
 
 @not_interpreted
-@pytest.mark.parametrize("varlen", [False, True])
-def test_autograd_of_a_known_call(backend, varlen):
+@dense_and_packed
+def test_autograd_of_a_known_call(backend, attend):
     """lse alone, only the slopes, saved-tensor hooks, a second backward, and no second derivative."""
 
     def call(query, slopes):
-        if varlen:
-            ends = torch.tensor([0, 2, 5], dtype=torch.int32)
-            return alibi_attention_varlen(
-                query, query, query, ends, ends, 3, 3, slopes, return_lse=True, backend=backend
-            )
-        return alibi_attention(query, query, query, slopes, return_lse=True, backend=backend)
+        return attend(query, query, query, slopes, return_lse=True, backend=backend)
 
-    query = torch.randn(5, 2, 8) if varlen else torch.randn(1, 2, 5, 8)
-    query.requires_grad_()
+    query = torch.randn(2, 2, 5, 8, requires_grad=True)
     slopes = torch.rand(2, requires_grad=True)
     out, lse = call(query, slopes)
     expected = torch.autograd.grad(out.sum() + lse.sum(), (query, slopes))
@@ -232,25 +226,19 @@ def test_autograd_of_a_known_call(backend, varlen):
 
 @pytest.mark.exhaustive_in_interpreter
 @each_kernel
-@pytest.mark.parametrize("varlen", [False, True])
-def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
+@dense_and_packed
+def test_gradients_of_a_known_call_beside_the_reference(backend, attend):
     """Of all inputs, and of each alone. No two tensors and no two numbers are the same."""
-    shape = (7, 2, 8) if varlen else (2, 2, 7, 8)
-    tensors, weights = [*torch.randn(3, *shape), torch.rand(2)], torch.randn(shape)
-    options = {"scale": 0.4, "window": 4, "dropout_p": 0.25, "return_lse": True}
-    padding = {"key_padding_mask": torch.arange(7).expand(2, -1) != 1, "query_start": torch.tensor([0, 1])}
+    tensors = [torch.randn(2, 2, 5, 8), *torch.randn(2, 2, 2, 7, 8), torch.rand(2)]
+    options = {"scale": 0.4, "window": 4, "dropout_p": 0.25, "return_lse": True, "query_start": torch.tensor([0, 1])}
+    if attend is alibi_attention:
+        options["key_padding_mask"] = torch.arange(7).expand(2, -1) != 1
 
     def gradients(backend, needed):
         torch.manual_seed(3)
         leaves = [tensor.clone().requires_grad_(index in needed) for index, tensor in enumerate(tensors)]
-        if varlen:
-            ends = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 7], [0, 3, 7])]
-            starts = padding["query_start"]
-            out, lse = alibi_attention_varlen(
-                *leaves[:3], *ends, 5, 4, leaves[3], backend=backend, query_start=starts, **options
-            )
-        else:
-            out, lse = alibi_attention(*leaves, backend=backend, **options, **padding)
+        out, lse = attend(*leaves, backend=backend, **options)
+        weights = torch.linspace(-1, 1, out.numel()).view_as(out)
         return [*torch.autograd.grad((out * weights).sum() + lse.sum(), [leaves[index] for index in needed])]
 
     expected = gradients("reference", range(4))

@@ -7,6 +7,7 @@ import torch
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
 from seqwarm_kernels.models import alibi_layer
+from seqwarm_kernels.models.families.native_alibi import falcon_slopes
 
 from .zoo import (
     CONVERTED,
@@ -14,10 +15,12 @@ from .zoo import (
     HEADS,
     OTHERS,
     VOCABULARY,
+    changed_by,
     converted,
     dense_mask,
     make,
     padding,
+    small,
     tokens,
     without_positions,
 )
@@ -130,6 +133,13 @@ def test_models_pretrained_with_alibi_keep_their_numbers(name, changes):
     assert max(found.values()) < tolerance, found
 
 
+def test_falcon_slopes_are_rounded_as_it_was_trained():
+    """Its own code rounds the whole bias, too."""
+    slopes = falcon_slopes(12, 8)
+    assert slopes[0] == 0.5 * 8**-0.5
+    assert slopes[8] == torch.tensor(2**-0.5).bfloat16().item() * 8**-0.5
+
+
 def test_cross_attention_is_unchanged():
     model = make("bert_decoder", torch.float64, add_cross_attention=True)
     twin = without_positions(model)
@@ -148,19 +158,14 @@ def test_cross_attention_is_unchanged():
     torch.testing.assert_close(logits[valid], expected[valid], rtol=0, atol=1e-9)
 
 
-_DROPOUTS = {
-    "gpt2": {"attn_pdrop": 0.5},
-    "bloom": {"attention_dropout": 0.5},
-    "mpt": {},  # its config takes integers only
-    "falcon": {"attention_dropout": 0.5},
-}
-
-
-@pytest.mark.parametrize("name", _DROPOUTS)
-def test_dropout_of_attention_is_applied(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("gpt2", "attn_pdrop"), ("bloom", "attention_dropout"), ("falcon", "attention_dropout"), ("mpt", None)],
+)
+def test_dropout_of_attention_is_applied(name, option, monkeypatch):
     """Only in training mode, with the model's probability."""
-    model = make(name, **_DROPOUTS[name])
-    if name == "mpt":
+    model = make(name, **({option: 0.5} if option else {}))
+    if name == "mpt":  # its config takes integers only
         for block in model.transformer.blocks:
             block.attn.attn_dropout_p = 0.5
     apply_alibi(model, 64)
@@ -198,3 +203,10 @@ def test_max_seq_length_is_no_limit(name):
     for mask in (None, torch.ones_like(ids)):
         assert shrunk(ids, attention_mask=mask).logits.equal(model(ids, attention_mask=mask).logits)
     assert model(longer).logits.isfinite().all()
+
+
+def test_a_window_that_only_the_mask_has_is_kept():
+    model = small("PhimoeForCausalLM", num_hidden_layers=1, sliding_window=4, num_local_experts=2)
+    assert changed_by(model, 2) == [2, 3, 4, 5]
+    apply_alibi(model, 64)
+    assert changed_by(model, 2) == [2, 3, 4, 5]

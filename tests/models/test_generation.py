@@ -160,20 +160,6 @@ def test_packed_text_beside_positions_of_images():
     assert kwargs["cu_seq_lens_q"].equal(boundaries["cu_seq_lens_q"])
 
 
-def test_a_compiled_model_refuses_positions_of_packed_sequences():
-    """It cannot read them."""
-    decoder, ids = exact("gpt2").transformer, tokens(1, LENGTH)
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def pass_on(positions):
-        pass_packed(decoder, (), {"input_ids": ids, "position_ids": positions})
-        return positions + 1
-
-    pass_on(torch.arange(LENGTH)[None])
-    with pytest.raises(RuntimeError, match="position_ids"):
-        pass_on(packed((5, 9))[0])
-
-
 @pytest.mark.parametrize("name", ["bert", "llama"])
 @torch.no_grad()
 def test_positions_of_one_sequence_or_with_a_mask_are_not_packed(name):

@@ -6,7 +6,7 @@ from torch.distributed.fsdp import fully_shard
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
 
-from .zoo import FAMILIES, HEADS, converted, heads_of, make, slopes_of, tokens, transformers
+from .zoo import HEADS, converted, heads_of, make, slopes_of, small, tokens, transformers
 
 OWN = (0.75, 0.1, 0.0, 2.0)
 DEFAULT = alibi_slopes(HEADS).tolist()
@@ -14,12 +14,13 @@ DEFAULT = alibi_slopes(HEADS).tolist()
 
 def on_meta(**options):
     with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FAMILIES["llama"].options))
+        model = small("LlamaForCausalLM")
     apply_alibi(model, 64, **options)
     return model
 
 
-def empty_like_that_is_filled(monkeypatch):
+@pytest.fixture(autouse=True)
+def _empty_like_that_is_filled(monkeypatch):
     """New memory holds what was there before, such as 7."""
     empty = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: empty(*args, **kwargs).fill_(7))
@@ -49,30 +50,26 @@ def emptied_in_bfloat16(model):
 
 @pytest.mark.parametrize("way", [emptied, emptied_and_initialized, emptied_one_by_one, emptied_in_bfloat16])
 @pytest.mark.parametrize("learn_slopes", [False, True])
-def test_slopes_have_their_values(way, learn_slopes, monkeypatch):
+def test_slopes_have_their_values(way, learn_slopes):
     slopes, expected = (OWN, torch.tensor(OWN).tolist()) if learn_slopes else (None, DEFAULT)
-    model = on_meta(learn_slopes=learn_slopes, slopes=slopes)
-    empty_like_that_is_filled(monkeypatch)
-    model = way(model)
+    model = way(on_meta(learn_slopes=learn_slopes, slopes=slopes))
     assert slopes_of(model) == [expected] * 2
     assert {heads.slopes.dtype for heads in heads_of(model)} == {torch.float32}
 
 
 @pytest.mark.parametrize("learn_slopes", [False, True])
-def test_memory_that_is_emptied_later_keeps_the_slopes(learn_slopes, monkeypatch):
+def test_memory_that_is_emptied_later_keeps_the_slopes(learn_slopes):
     model = converted("llama", learn_slopes=learn_slopes)
     for heads in heads_of(model):
         heads.slopes.data.fill_(0.25)
-    empty_like_that_is_filled(monkeypatch)
     assert slopes_of(emptied(model)) == [[0.25] * HEADS] * 2
 
 
 @pytest.mark.parametrize(("learn_slopes", "slopes_first"), [(False, False), (True, False), (True, True)])
-def test_fully_shard(learn_slopes, slopes_first, mesh, monkeypatch):
+def test_fully_shard(learn_slopes, slopes_first, mesh):
     model = on_meta(learn_slopes=learn_slopes)
     for module in [*(heads_of(model) if slopes_first else []), *model.model.layers, model]:
         fully_shard(module, mesh=mesh)
-    empty_like_that_is_filled(monkeypatch)
     emptied_and_initialized(model)
     assert slopes_of(model) == [DEFAULT] * 2
     ids = tokens()
@@ -80,12 +77,11 @@ def test_fully_shard(learn_slopes, slopes_first, mesh, monkeypatch):
     assert slopes_of(model) == [DEFAULT] * 2
 
 
-def test_accelerate_makes_the_model(monkeypatch):
+def test_accelerate_makes_the_model():
     accelerate = pytest.importorskip("accelerate")
     with accelerate.init_empty_weights():
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FAMILIES["llama"].options))
+        model = small("LlamaForCausalLM")
         apply_alibi(model, 64, learn_slopes=True)
-    empty_like_that_is_filled(monkeypatch)
     assert slopes_of(emptied(model)) == [DEFAULT] * 2
 
 

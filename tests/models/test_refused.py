@@ -1,4 +1,4 @@
-"""Models that apply_alibi refuses: an error names the reason, and everything is as before."""
+"""What apply_alibi and converted models refuse: an error names the reason, and everything is as before."""
 
 import copy
 
@@ -235,3 +235,36 @@ def test_bad_arguments_of_give_alibi(name, value):
     with pytest.raises(ValueError, match=name):
         surgery.Surgery(layer, 8, False).give_alibi(layer, **{"num_heads": 2, "causal": True, name: value})
     assert not hasattr(layer, "alibi")
+
+
+def test_another_attention_after_the_conversion_is_refused():
+    model = converted("llama")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attention"):
+        model(tokens())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gpt2", torch.int8), ("bert", torch.float32), ("mistral", torch.int64)],
+)
+def test_dense_masks_are_refused(name, dtype):
+    """Those of integers were read as masks of our own: their first row alone, as padding or as packed sequences."""
+    model, ids = converted(name), tokens(2, 9)
+    causal_and_padded = torch.ones(2, 1, 9, 9).tril() * (torch.arange(9) >= 2)
+    mask = causal_and_padded.to(dtype)
+    if dtype.is_floating_point:
+        mask = torch.zeros_like(mask).masked_fill(mask == 0, -torch.inf)
+    inner = next(part for part in model.children() if isinstance(part, transformers.PreTrainedModel))
+    for call in (model, inner):
+        with pytest.raises(ValueError, match="attention_mask"):
+            call(ids, attention_mask=mask)
+
+
+def test_a_learning_rate_scheduler_that_is_made_too_early_is_refused():
+    model = make("gpt2")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(ValueError, match="group"):
+        apply_alibi(model, 64, optimizers=optimizer, learn_slopes=True)
+    apply_alibi(model, 64, optimizers=optimizer)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import seqwarm_kernels.models.seqwarm  # noqa: F401
 from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, resize_batch
 
-from .zoo import FAMILIES, VOCABULARY, changed_by, converted, make, transformers
+from .zoo import VOCABULARY, changed_by, converted, make, small, transformers
 
 LENGTH, IGNORED = 24, -100
 
@@ -303,8 +303,7 @@ def test_models_of_ones_own_name_what_they_take():
 
 def lfm2():
     """Its weights are so small that tokens change others by 1e-3 of their own change."""
-    sizes = {**FAMILIES["llama"].options, "layer_types": ["conv", "full_attention"]}
-    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes))
+    return small("Lfm2ForCausalLM", layer_types=["conv", "full_attention"])
 
 
 def t5():
@@ -350,15 +349,11 @@ def test_models_that_cannot_be_told_are_refused(make_model, options, name):
 
 def test_a_model_of_experts_is_not_refused():
     """Its experts round the same token differently, as other tokens come and go."""
-    config = transformers.MixtralConfig(**FAMILIES["llama"].options)
-    torch.manual_seed(0)
-    schedule(4).attach(transformers.MixtralForCausalLM(config), mode="segments")
+    schedule(4).attach(small("MixtralForCausalLM").train(), mode="segments")
 
 
 def test_labels_of_a_model_that_does_not_shift_them_are_kept():
-    config = transformers.LlamaConfig(**FAMILIES["llama"].options, num_labels=3)
-    config.classifier_dropout = 0.0
-    model, ids = transformers.LlamaForTokenClassification(config).double(), random_ids()
+    model, ids = small("LlamaForTokenClassification", num_labels=3, classifier_dropout=0.0).double(), random_ids()
     labels = ids % 3
     pieces = zip(ids.split(4, 1), labels.split(4, 1), strict=True)
     parts = [model(input_ids=each.contiguous(), labels=own.contiguous()).loss.item() for each, own in pieces]

@@ -12,7 +12,7 @@ from seqwarm_kernels.models import alibi_layer, surgery
 
 from ..support.same import assert_same
 from .test_refused import Positions, encoder, state_of, words
-from .zoo import FAMILIES, HEADS, WIDTH, heads_of, make, slopes_of, tokens
+from .zoo import FAMILIES, HEADS, WIDTH, batch_with_images, heads_of, llava, make, slopes_of, tokens
 
 
 def trained(model, optimizer, steps=2):
@@ -246,3 +246,37 @@ def test_a_registered_attention_is_converted(monkeypatch):
         model = nn.Sequential(nn.Embedding(11, WIDTH), CustomAttention())
         assert apply_alibi(model, 64, slopes=slopes).replaced == (("1", "CustomAttention", HEADS, True),)
         assert slopes_of(model) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("tower", "make_batch"),
+    [
+        ("clip_vision_model", lambda: None),
+        ("siglip_vision_model", batch_with_images),  # SigLIP has an nn.MultiheadAttention
+        ("siglip_vision_model", lambda: {"input_ids": tokens(2, 9).clamp(min=6)}),
+    ],
+)
+def test_models_of_images_are_verified(make_batch, tower):
+    """On text without an example, and on an example with its images as they are."""
+    model, seen = llava(tower), []
+    model.model.vision_tower.register_forward_hook(lambda *_: seen.append(1))
+    batch = make_batch()
+    report = apply_alibi(model, 64, example_batch=batch)
+    assert len(report.replaced) == 2
+    assert report.verification.largest_error < 1e-5
+    assert report.verification.cache_error < 1e-5
+    assert len(seen) == (1 if batch is not None and "pixel_values" in batch else 0)
+    assert not any(hasattr(module, "alibi") and module.alibi for module in model.model.vision_tower.modules())
+
+
+def test_rotary_embeddings_of_other_parts_are_unchanged():
+    report = apply_alibi(llava("pixtral"), 64)
+    assert [source.path for source in report.removed] == ["model.language_model.rotary_emb"]
+
+
+def test_padded_example_batches_are_attended_as_they_are():
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, :4] = 0
+    for name in ("bert", "gpt2"):
+        report = apply_alibi(make(name), 64, example_batch={"input_ids": tokens(2, 9), "attention_mask": mask})
+        assert report.verification.largest_error < 1e-5

@@ -16,13 +16,13 @@ transformers = pytest.importorskip("transformers")
 VOCABULARY, HEADS, WIDTH, LAYERS = 37, 4, 32, 2
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 WINDOW = 6
+IMAGE = 5  #: a token that stands for a part of an image
 
 
 class Family(NamedTuple):
     model: str  #: class of a language model
-    config: str
-    options: dict[str, Any]
-    causal: bool
+    options: dict[str, Any]  #: of its config
+    causal: bool = True
     takes_packed: bool = True
     pretrained_with_alibi: bool = False
 
@@ -58,53 +58,43 @@ _BLOOM |= _without_dropout("hidden_dropout", "attention_dropout")
 _MPT = {"d_model": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": 64, **_WORDS}
 
 FAMILIES = {
-    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", _GPT2, True),
-    "opt": Family("OPTForCausalLM", "OPTConfig", _OPT, True),
-    "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", _sized(rotary_pct=0.5), True),
-    "llama": Family("LlamaForCausalLM", "LlamaConfig", _sized(num_key_value_heads=2), True),
-    "mistral": Family(
-        "MistralForCausalLM", "MistralConfig", _sized(num_key_value_heads=2, sliding_window=WINDOW), True
-    ),
+    "gpt2": Family("GPT2LMHeadModel", _GPT2),
+    "opt": Family("OPTForCausalLM", _OPT),
+    "gpt_neox": Family("GPTNeoXForCausalLM", _sized(rotary_pct=0.5)),
+    "llama": Family("LlamaForCausalLM", _sized(num_key_value_heads=2)),
+    "mistral": Family("MistralForCausalLM", _sized(num_key_value_heads=2, sliding_window=WINDOW)),
     "qwen2": Family(
         "Qwen2ForCausalLM",
-        "Qwen2Config",
         _sized(num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
-        True,
     ),
-    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", _sized(num_key_value_heads=2, head_dim=16), True),
-    "bert": Family("BertForMaskedLM", "BertConfig", _sized(**_BERT), False),
-    "bert_decoder": Family("BertLMHeadModel", "BertConfig", _sized(is_decoder=True, **_BERT), True),
-    "roberta": Family("RobertaForMaskedLM", "RobertaConfig", _sized(**_BERT), False),
-    "distilbert": Family("DistilBertForMaskedLM", "DistilBertConfig", _DISTIL, False),
-    "modernbert": Family("ModernBertForMaskedLM", "ModernBertConfig", _MODERN, False),
-    "bloom": Family("BloomForCausalLM", "BloomConfig", _BLOOM, True, takes_packed=False, pretrained_with_alibi=True),
-    "mpt": Family("MptForCausalLM", "MptConfig", _MPT, True, takes_packed=False, pretrained_with_alibi=True),
+    "qwen3": Family("Qwen3ForCausalLM", _sized(num_key_value_heads=2, head_dim=16)),
+    "bert": Family("BertForMaskedLM", _sized(**_BERT), causal=False),
+    "bert_decoder": Family("BertLMHeadModel", _sized(is_decoder=True, **_BERT)),
+    "roberta": Family("RobertaForMaskedLM", _sized(**_BERT), causal=False),
+    "distilbert": Family("DistilBertForMaskedLM", _DISTIL, causal=False),
+    "modernbert": Family("ModernBertForMaskedLM", _MODERN, causal=False),
+    "bloom": Family("BloomForCausalLM", _BLOOM, takes_packed=False, pretrained_with_alibi=True),
+    "mpt": Family("MptForCausalLM", _MPT, takes_packed=False, pretrained_with_alibi=True),
     "falcon": Family(
         "FalconForCausalLM",
-        "FalconConfig",
         _sized(alibi=True, new_decoder_architecture=False, multi_query=False, hidden_dropout=0.0),
-        True,
         takes_packed=False,
         pretrained_with_alibi=True,
     ),
     "falcon_rotary": Family(
         "FalconForCausalLM",
-        "FalconConfig",
         _sized(alibi=False, new_decoder_architecture=True, num_kv_heads=2, hidden_dropout=0.0),
-        True,
         takes_packed=False,
     ),
 }
 #: Not registered: recognized by their structure.
 OTHERS = {
-    "gemma": Family("GemmaForCausalLM", "GemmaConfig", _sized(num_key_value_heads=1, head_dim=8), True),
-    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", _sized(), True),
-    "phi3": Family("Phi3ForCausalLM", "Phi3Config", _sized(num_key_value_heads=2), True),
-    "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", _sized(num_key_value_heads=2, pad_token_id=0), True),
-    "stablelm": Family(
-        "StableLmForCausalLM", "StableLmConfig", _sized(num_key_value_heads=2), True, takes_packed=False
-    ),
-    "granite": Family("GraniteForCausalLM", "GraniteConfig", _sized(attention_multiplier=0.3), True),
+    "gemma": Family("GemmaForCausalLM", _sized(num_key_value_heads=1, head_dim=8)),
+    "olmo2": Family("Olmo2ForCausalLM", _sized()),
+    "phi3": Family("Phi3ForCausalLM", _sized(num_key_value_heads=2)),
+    "smollm3": Family("SmolLM3ForCausalLM", _sized(num_key_value_heads=2, pad_token_id=0)),
+    "stablelm": Family("StableLmForCausalLM", _sized(num_key_value_heads=2), takes_packed=False),
+    "granite": Family("GraniteForCausalLM", _sized(attention_multiplier=0.3)),
 }
 CONVERTED = [name for name, family in FAMILIES.items() if not family.pretrained_with_alibi]
 CACHED = [name for name, family in FAMILIES.items() if family.causal and name != "bert_decoder"]
@@ -126,13 +116,21 @@ _MADE = {}
 def _make(name, dtype, attention, changes):
     family = (FAMILIES | OTHERS)[name]
     torch.default_generator.manual_seed(sum(map(ord, name)))
-    config = getattr(transformers, family.config)(**{**family.options, **changes})
+    model_class = getattr(transformers, family.model)
+    config = model_class.config_class(**{**family.options, **changes})
     config._attn_implementation = attention
-    model = getattr(transformers, family.model)(config)
+    model = model_class(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.15)
     return model.to(dtype).eval()
+
+
+def small(name, **changes):
+    """A model of another class, with the options of Llama."""
+    model_class = getattr(transformers, name)
+    torch.manual_seed(0)
+    return model_class(model_class.config_class(**{**FAMILIES["llama"].options, **changes})).eval()
 
 
 def converted(name, dtype=torch.float32, max_seq_length=64, **options):
@@ -156,7 +154,7 @@ def changed_by(model, position, length=20, **inputs):
     return (difference.abs().amax(-1)[0] > rounding).nonzero()[:, 0].tolist()
 
 
-def llava(tower="clip_vision_model", image_token=5):
+def llava(tower="clip_vision_model"):
     """A model of images, 4 tokens each, and text."""
     vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
     patch = 2 if tower == "pixtral" else 4
@@ -165,11 +163,18 @@ def llava(tower="clip_vision_model", image_token=5):
         vision_config={"model_type": tower, **vision, "image_size": 8, "patch_size": patch},
         vision_feature_select_strategy="default" if tower.startswith("clip") else "full",
         text_config=text,
-        image_token_id=image_token,
+        image_token_id=IMAGE,
         image_seq_length=4,
     )
     torch.manual_seed(0)
     return transformers.LlavaForConditionalGeneration(config).eval()
+
+
+def batch_with_images():
+    """A batch of `llava`: an image in each row."""
+    ids = torch.randint(6, VOCABULARY, (2, 12))
+    ids[0, :4], ids[1, 3:7] = IMAGE, IMAGE
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 8, 8)}
 
 
 def heads_of(model):

@@ -64,7 +64,3 @@ def check_looks(figure, names):
         handles = dict(zip((text.get_text() for text in legend.get_texts()), legend.legend_handles, strict=True))
         for name in found & handles.keys():
             assert handles[name].get_color() == look_of(name)["color"]
-
-
-def texts_of(figure):
-    return [text for text, _ in shown_texts(figure)]
