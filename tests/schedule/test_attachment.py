@@ -1,7 +1,6 @@
 """scheduler.attach: a model in training mode gets batches of the scheduled length, inside any wrapper."""
 
 import copy
-import gc
 import pickle
 
 import pytest
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 from seqwarm_kernels.schedule.attachment import paused_attachments
 
+from ..support.ranks import one_rank
 from ..support.same import assert_same
 from ..support.schedules import IDS, WORDS, Model, compiled_in_place, scheduler, tokens
 
@@ -212,8 +212,7 @@ def test_a_wrapped_model_trains_as_without(wrapping):
     torch.manual_seed(0)
     expected = train(plain, its_schedule, lambda batch: batch[:, : its_schedule.seq_length])
     torch.manual_seed(0)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
+    with one_rank():
         if wrapping == "attach, ddp":
             schedule.attach(model)
             trained = DistributedDataParallel(model)
@@ -222,10 +221,7 @@ def test_a_wrapped_model_trains_as_without(wrapping):
             schedule.attach(trained)
         found = train(trained, schedule)
         del trained
-        torch.testing.assert_close(found, expected)
-    finally:
-        gc.collect()  # a wrapped model that outlives its process group would abort the process
-        torch.distributed.destroy_process_group()
+    torch.testing.assert_close(found, expected)
 
 
 def test_bad_input():
