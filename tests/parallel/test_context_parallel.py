@@ -26,7 +26,7 @@ ROWS, LENGTH, STEPS = 2, 24, 3
 CAUSAL = ["llama", *(name for name, family in (FAMILIES | OTHERS).items() if family.causal and name != "llama")]
 
 
-def causal_batch(name, step):
+def causal_batch(step):
     """Even steps have padding, of row 1 only: rank 0 does not see it where it is on the right."""
     torch.manual_seed(step)
     input_ids = tokens(ROWS, LENGTH)
@@ -35,7 +35,7 @@ def causal_batch(name, step):
     return batch if mask is None else batch | {"attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
 
 
-def packed_batch(name, step):
+def packed_batch(step):
     torch.manual_seed(step)
     input_ids = tokens(1, 2 * LENGTH - 5)
     lengths = [[20, 3, 20], [21, 22], [1, 30, 12]][step]
@@ -44,9 +44,9 @@ def packed_batch(name, step):
     return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels, "use_cache": False}
 
 
-def masked_batch(name, step):
+def masked_batch(step):
     torch.manual_seed(step)
-    batch = causal_batch(name, step)
+    batch = causal_batch(step)
     is_counted = torch.rand(ROWS, LENGTH) < torch.linspace(0.1, 0.9, LENGTH)  # most of them on rank 1
     return batch | {"labels": batch["labels"].masked_fill(~is_counted, -100)}
 
@@ -74,7 +74,7 @@ def trained(name, model, make_batch, prepare, is_sharded):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for step in range(STEPS):
-        loss = loss_of(model, prepare(make_batch(name, step)), name)
+        loss = loss_of(model, prepare(make_batch(step)), name)
         loss.backward()
         loss = loss.detach()
         if is_sharded:
@@ -106,11 +106,11 @@ def assert_trains_as_one(
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
 
 
-def ramp_batch(name, step):
+def ramp_batch(step):
     """24 rows of 2 tokens, 3 rows of 16, and one row of several sequences."""
     if step == 2:
-        return packed_batch(name, step)
-    return resize_batch(causal_batch(name, step), (2, 16)[step], mode="flatten")
+        return packed_batch(step)
+    return resize_batch(causal_batch(step), (2, 16)[step], mode="flatten")
 
 
 def check_batches(mesh):
@@ -133,7 +133,7 @@ def check_batches(mesh):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert [count > 0 for count in counts] == [False, True, True]
     for step in (0, 1):  # evaluation in between, of whole rows and of tokens
-        sharded(**shard(ramp_batch("llama", step)))
+        sharded(**shard(ramp_batch(step)))
         sharded.eval()
         rows, counts[:] = tokens(1, 8), []
         sharded(input_ids=rows)
@@ -157,7 +157,7 @@ def check_batches_of_the_allocator(mesh):
         model,
         24,
         batch_size=1,
-        example_batch=causal_batch("gpt2", 2),
+        example_batch=causal_batch(2),
         scheduler=SequenceLengthScheduler(4, 24, duration=4, step_size=8),
         resize_options={"mode": "reshape"},
         shard_batch=ContextBatches(model),
@@ -182,8 +182,6 @@ def check_refusals(mesh):
         ("batch", TypeError, lambda: ContextBatches(model)(Rows(tokens(2, 8)))),
         ("ContextParallel", ValueError, lambda: schedule.attach(model.model)),
         ("scheduler", ValueError, lambda: parallelize_module(attached, mesh, ContextParallel())),
-        ("batch", ValueError, lambda: schedule.resize(shard_sequence(causal_batch("llama", 2), mesh))),
-        ("batch", ValueError, lambda: schedule.resize(shard_sequence(causal_batch("llama", 2), mesh, by="rows"))),
         ("position_ids", ValueError, lambda: model(**part, position_ids=packed, use_cache=False)),
         ("cache", ValueError, lambda: model(**part, past_key_values=cache)),
         ("inputs", ValueError, lambda: model(input_ids)),
@@ -271,7 +269,7 @@ def check_fully_shard(mesh):
     parallelize_module(sharded, mesh, ContextParallel())
     for layer in (*sharded.model.layers, sharded):
         fully_shard(layer, mesh=mesh)
-    batch = ramp_batch("qwen2", 1)
+    batch = ramp_batch(1)
     whole(**batch).loss.backward()
     sharded(**ContextBatches(sharded)(batch)).loss.backward()
     for one, two in zip(whole.parameters(), sharded.parameters(), strict=True):
@@ -300,7 +298,7 @@ def check_checkpoints(mesh):
     model.gradient_checkpointing_enable()
     for one in (model, plain):
         parallelize_module(one, mesh, ContextParallel())
-        one(**shard_sequence(causal_batch("llama", 0), mesh)).loss.backward()
+        one(**shard_sequence(causal_batch(0), mesh)).loss.backward()
     for one, two in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, two.grad)
 
