@@ -24,8 +24,7 @@ def values(found):
 def test_every_adam_on_the_device(options):
     model = model_of().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), **options)
-    model(torch.randn(4, 5, device="cuda")).square().mean().backward()
-    optimizer.step()
+    train_step(model, optimizer)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = moment_statistics(optimizer)

@@ -199,10 +199,7 @@ def test_on_a_device_no_step_waits_and_rows_are_read_one_block_later():
     records, expected, seen = [], [], []
     monitor = TrainingMonitor(optimizer, records.append, read_every=4)
     for _ in range(11):
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 5, device="cuda")).square().mean()
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer)
         expected.append([loss.item(), *statistics_of(optimizer)])
         torch.cuda.set_sync_debug_mode("error")
         try:
