@@ -27,6 +27,12 @@ class Encoding(UserDict):
         self.encodings = "kept"
 
 
+class OwnMapping(ChainMap):
+    """A mapping whose shallow copies share its entries."""
+
+    __copy__ = None
+
+
 class Attributes(dict):
     """A dict whose entries are its attributes."""
 
@@ -48,7 +54,7 @@ CONTAINERS = {
     "dict": dict,
     "defaultdict": lambda entries: defaultdict(list, entries),
     "Encoding": Encoding,
-    "ChainMap": ChainMap,
+    "OwnMapping": OwnMapping,
     "Attributes": Attributes,
     "dataclass": dataclass_of,
     "frozen dataclass": lambda entries: dataclass_of(entries, frozen=True),

@@ -104,6 +104,7 @@ def test_each_sequence_is_cut_on_its_own(lengths, seq_len, method, dtype, is_fla
     resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, backend=backend, **method)
 
     assert list(resized) == list(batch)
+    assert all(resized[name].dtype == value.dtype for name, value in batch.items() if isinstance(value, torch.Tensor))
     assert_same(resized, flat(expected) if is_flat else expected)
     assert_same(batch, before)
     valid = expected["attention_mask"][0].split(new_lengths)
