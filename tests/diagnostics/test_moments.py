@@ -1,7 +1,6 @@
 """moment_statistics: what every optimizer has, in each layout."""
 
 import json
-import math
 import types
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_statistics
 from seqwarm_kernels.diagnostics import moments as moments_module
+from seqwarm_kernels.diagnostics.moments import gradient_norm
 
 from .plain import model_of, train_step
 from .plain import statistics as plain
@@ -24,8 +24,7 @@ def values(found):
 def test_every_adam_on_the_device(options):
     model = model_of().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), **options)
-    model(torch.randn(4, 5, device="cuda")).square().mean().backward()
-    optimizer.step()
+    train_step(model, optimizer)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = moment_statistics(optimizer)
@@ -54,21 +53,11 @@ def test_what_is_not_there_is_none():
     *moments, norm = moment_statistics(optimizer)
     assert moments == [None] * 4
     assert norm.item() == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+    assert gradient_norm(optimizer).equal(norm)
     train_step(model, optimizer)
     optimizer.zero_grad()
-    assert moment_statistics(optimizer).grad_norm is None
+    assert moment_statistics(optimizer).grad_norm is gradient_norm(optimizer) is None
     assert moment_statistics(optimizer).variance_l1 > 0
-
-
-def test_results_do_not_change_with_later_steps():
-    model = model_of()
-    optimizer = torch.optim.Adam(model.parameters())
-    train_step(model, optimizer)
-    first = moment_statistics(optimizer)
-    before = values(first)
-    train_step(model, optimizer)
-    assert values(first) == before
-    assert not any(value.requires_grad for value in first)
 
 
 def test_sparse_gradients_count_each_element_once():
@@ -165,56 +154,41 @@ def test_an_optimizer_that_holds_one_ranks_part_is_refused():
 
 
 class Quantized(torch.Tensor):
-    """Like torchao's OptimState8bit: codes, a scale for each block, and a map from codes to numbers."""
+    """Like torchao's OptimState8bit, which has numbers for those who ask."""
 
     @staticmethod
-    def __new__(cls, codes, scale, qmap):
-        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, device=codes.device)
+    def __new__(cls, numbers):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, device=numbers.device)
 
-    def __init__(self, codes, scale, qmap):
-        self.codes, self.scale, self.qmap = codes, scale, qmap
+    def __init__(self, numbers):
+        self.numbers = numbers
 
     def dequantize(self, output_dtype=None):
-        values = self.qmap[self.codes.int()].view(self.scale.shape[0], -1) * self.scale[:, None]
-        return values.view(self.codes.shape)
+        return self.numbers
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args, kwargs=None):
         raise AssertionError(f"{func} on a quantized tensor")
 
 
-def quantize(values, block, qmap):
-    """Codes of the nearest entries of `qmap`, and the largest value of each block."""
-    blocks = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
-    largest = blocks.abs().amax(dim=1)
-    codes = (blocks / largest[:, None])[..., None].sub(qmap).abs().argmin(dim=-1)
-    return codes.flatten()[: values.numel()].view(values.shape).to(torch.uint8), largest
-
-
 def test_torchaos_layout():
     parameter = torch.nn.Parameter(torch.zeros(8, 32))
     optimizer = torch.optim.AdamW([parameter])
-    signed, unsigned = torch.linspace(-1, 1, 256), torch.linspace(0, 1, 256)
-    moments = []
-    for values_of, qmap in ((torch.randn(8, 32), signed), (torch.rand(8, 32), unsigned)):
-        codes, largest = quantize(values_of, 64, qmap)
-        moments.append(Quantized(codes, largest, qmap))
-    optimizer.state[parameter] = {"exp_avg": moments[0], "exp_avg_sq": moments[1]}
-    expected = plain(*[[moment.dequantize()] for moment in moments], [])
+    moments = torch.randn(8, 32), torch.rand(8, 32)
+    optimizer.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), map(Quantized, moments), strict=True))
+    expected = plain(*[[moment] for moment in moments], [])
     assert values(moment_statistics(optimizer))[:4] == pytest.approx(expected[:4], rel=1e-6)
 
 
 def bitsandbytes_state(shape, block):
-    """A state of bitsandbytes, and the numbers that it represents."""
-    qmaps = {1: torch.linspace(-1, 1, 256), 2: torch.linspace(0, 1, 256)}
+    """A state of bitsandbytes, and the numbers that it represents: codes, and the largest value of each block."""
     state, represented = {"step": 1}, []
-    for which, original in ((1, torch.randn(shape)), (2, torch.rand(shape))):
-        codes, largest = quantize(original, block, qmaps[which])
-        state |= {f"state{which}": codes, f"qmap{which}": qmaps[which], f"absmax{which}": largest}
-        flat = [
-            qmaps[which][code].item() * largest[i // block].item() for i, code in enumerate(codes.flatten().tolist())
-        ]
-        represented.append(torch.tensor(flat, dtype=torch.float64))
+    for which, qmap in ((1, torch.linspace(-1, 1, 256)), (2, torch.linspace(0, 1, 256))):
+        codes = torch.randint(256, shape, dtype=torch.uint8)
+        largest = torch.rand(-(-codes.numel() // block))
+        state |= {f"state{which}": codes, f"qmap{which}": qmap, f"absmax{which}": largest}
+        by_block = zip(qmap[codes.flatten().int()].split(block), largest, strict=True)
+        represented.append(torch.cat([numbers * scale for numbers, scale in by_block]))
     return state, represented
 
 
@@ -246,16 +220,6 @@ def test_bitsandbytes_with_one_moment_is_left_out():
     state, _ = bitsandbytes_state((300,), 256)
     optimizer.state[parameter] = {name: value for name, value in state.items() if not name.endswith("2")}
     assert values(moment_statistics(optimizer)) == [None] * 5
-
-
-def test_nan_is_reported():
-    model = model_of()
-    optimizer = torch.optim.AdamW(model.parameters())
-    train_step(model, optimizer)
-    optimizer.state[model[2].bias]["exp_avg_sq"][1] = math.nan
-    found = moment_statistics(optimizer)
-    assert math.isnan(found.variance_max)
-    assert math.isfinite(found.momentum_max)
 
 
 def test_parts_are_combined_without_waiting_for_the_device():

@@ -9,16 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
 
 from ..support.ranks import mean_of_two_ranks
-from .plain import model_of, statistics_of
-
-
-def step(model, optimizer, index):
-    optimizer.zero_grad()
-    torch.manual_seed(index)
-    loss = model(torch.randn(4, 5)).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+from .plain import model_of, statistics_of, train_step
 
 
 def values(found):
@@ -37,7 +28,8 @@ def train_sharded(rank, mesh_shape):
     records = []
     with TrainingMonitor(optimizer, *([records.append] if rank == 0 else []), read_every=2) as monitor:
         for index in range(3):
-            loss = step(model, optimizer, index)
+            torch.manual_seed(index)
+            loss = train_step(model, optimizer)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
             assert isinstance(norm, DTensor)
             monitor.observe(loss, norm if index else None)
@@ -56,7 +48,8 @@ def whole():
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
     for index in range(3):
-        step(model, optimizer, index)
+        torch.manual_seed(index)
+        train_step(model, optimizer)
     return statistics_of(optimizer)
 
 

@@ -2,22 +2,32 @@
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 
 from seqwarm_kernels import apply_alibi, parallel
 
+from ..support.ranks import one_rank
+
 
 @pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
+def group():
+    with one_rank():
+        yield
 
 
 def mesh():
     return DeviceMesh("cpu", [0])
+
+
+def mesh_of_two_dimensions():
+    return DeviceMesh("cpu", [[0]])
+
+
+def placed():
+    return DTensor.from_local(torch.randn(1, 2, 4, 8), mesh(), [Replicate()])
 
 
 def model():
@@ -64,10 +74,15 @@ CALLS = {
 OF_ATTENTION = ("context_attention", "context_attention_varlen", "halo_widths")
 EXCHANGES = ("heads_to_tokens", "tokens_to_heads")
 BAD = [
-    *((call, "mesh", "cpu") for call in (*OF_ATTENTION, *EXCHANGES, "local_heads", "shard_sequence")),
+    *(
+        (call, "mesh", value)
+        for call in (*OF_ATTENTION, *EXCHANGES, "local_heads", "shard_sequence")
+        for value in ("cpu", mesh_of_two_dimensions)
+    ),
     *((call, "halo", halo) for call in (*OF_ATTENTION[:2], "ContextParallel") for halo in (-1, 2.5, [4, "x"])),
     *((call, "halo", [4, 4, 4]) for call in OF_ATTENTION[:2]),
-    *((call, "query", None) for call in OF_ATTENTION),
+    *((call, "query", value) for call in OF_ATTENTION for value in (None, placed)),
+    *((call, "tensor", placed) for call in EXCHANGES),
     ("context_attention", "key", torch.zeros(1, 2, 8, 8)),
     ("halo_widths", "key", torch.zeros(1, 2, 8, 8)),
     ("context_attention_varlen", "key", torch.zeros(8, 2, 8)),
@@ -90,4 +105,4 @@ BAD = [
 def test_bad_arguments(name, argument, value):
     call, make = CALLS[name]
     with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
-        call(**make() | {argument: value})
+        call(**make() | {argument: value() if callable(value) else value})

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ ROWS, LENGTH, STEPS = 2, 24, 3
 CAUSAL = ["llama", *(name for name, family in (FAMILIES | OTHERS).items() if family.causal and name != "llama")]
 
 
-def causal_batch(name, step):
+def causal_batch(step):
     """Even steps have padding, of row 1 only: rank 0 does not see it where it is on the right."""
     torch.manual_seed(step)
     input_ids = tokens(ROWS, LENGTH)
@@ -35,7 +36,7 @@ def causal_batch(name, step):
     return batch if mask is None else batch | {"attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
 
 
-def packed_batch(name, step):
+def packed_batch(step):
     torch.manual_seed(step)
     input_ids = tokens(1, 2 * LENGTH - 5)
     lengths = [[20, 3, 20], [21, 22], [1, 30, 12]][step]
@@ -44,18 +45,24 @@ def packed_batch(name, step):
     return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels, "use_cache": False}
 
 
-def masked_batch(name, step):
+def masked_batch(step):
     torch.manual_seed(step)
-    batch = causal_batch(name, step)
+    batch = causal_batch(step)
     is_counted = torch.rand(ROWS, LENGTH) < torch.linspace(0.1, 0.9, LENGTH)  # most of them on rank 1
     return batch | {"labels": batch["labels"].masked_fill(~is_counted, -100)}
 
 
-def converted(name, **changes):
+def converted(name):
     """In float64, so that only what is left out differs. The reference backend serves it."""
-    model = make(name, torch.float64, **changes)
+    model = make(name, torch.float64)
     apply_alibi(model, 128, learn_slopes=name == "llama")
     return model.train()
+
+
+def pair(mesh, name, halo=None):
+    """A model, and a copy whose rows the ranks share."""
+    whole = converted(name)
+    return whole, parallelize_module(copy.deepcopy(whole), mesh, ContextParallel(halo))
 
 
 def loss_of(model, batch, name):
@@ -70,11 +77,20 @@ def loss_of(model, batch, name):
     )
 
 
-def trained(name, model, make_batch, prepare, is_sharded):
+def flat_gradient(model, batch):
+    """The loss, and the gradients of all parameters."""
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
+
+
+def trained(name, model, batches, *, is_sharded=False):
+    """The losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
-    for step in range(STEPS):
-        loss = loss_of(model, prepare(make_batch(name, step)), name)
+    for batch in batches:
+        loss = loss_of(model, batch, name)
         loss.backward()
         loss = loss.detach()
         if is_sharded:
@@ -84,42 +100,33 @@ def trained(name, model, make_batch, prepare, is_sharded):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return torch.tensor(losses, dtype=torch.float64)
+    return losses
 
 
-def assert_trains_as_one(
-    mesh, name, make_batch=causal_batch, *, shift=True, halo=None, wrap=lambda model: model, **changes
-):
-    whole = converted(name, **changes)
-    sharded = copy.deepcopy(whole)
-    parallelize_module(sharded, mesh, ContextParallel(halo))
-    sharded = wrap(sharded)
-
-    def shard(batch):
-        counted = {} if shift else {"num_items_in_batch": (batch["labels"] != -100).sum() / mesh.size()}
-        return shard_sequence(batch, mesh, shift_labels=shift) | counted
-
-    expected = trained(name, whole, make_batch, dict, False)
-    found = trained(name, sharded, make_batch, shard, True)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+def assert_trains_as_one(mesh, name, make_batch=causal_batch, *, shift=True, halo=None, wrap=lambda model: model):
+    whole, sharded = pair(mesh, name, halo)
+    batches = [make_batch(step) for step in range(STEPS)]
+    parts = [shard_sequence(batch, mesh, shift_labels=shift) for batch in batches]
+    if not shift:
+        for batch, part in zip(batches, parts, strict=True):
+            part["num_items_in_batch"] = (batch["labels"] != -100).sum() / mesh.size()
+    expected = trained(name, whole, batches)
+    assert trained(name, wrap(sharded), parts, is_sharded=True) == pytest.approx(expected, rel=1e-6)
     for (parameter, one), two in zip(whole.named_parameters(), sharded.parameters(), strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
 
 
-def ramp_batch(name, step):
+def ramp_batch(step):
     """24 rows of 2 tokens, 3 rows of 16, and one row of several sequences."""
     if step == 2:
-        return packed_batch(name, step)
-    return resize_batch(causal_batch(name, step), (2, 16)[step], mode="flatten")
+        return packed_batch(step)
+    return resize_batch(causal_batch(step), (2, 16)[step], mode="flatten")
 
 
 def check_batches(mesh):
     """Whole rows, tokens, and packed sequences, one after another."""
-    whole = converted("llama")
-    sharded, counts = copy.deepcopy(whole), []
-    parallelize_module(sharded, mesh, ContextParallel())
-    expected = trained("llama", whole, ramp_batch, dict, False)
-    forward = sharded.forward
+    whole, sharded = pair(mesh, "llama")
+    forward, counts, batches = sharded.forward, [], [ramp_batch(step) for step in range(STEPS)]
 
     def counted(**batch):
         with Exchanges() as exchanges:
@@ -129,11 +136,11 @@ def check_batches(mesh):
 
     sharded.forward = counted
     shard = ContextBatches(sharded)
-    found = trained("llama", sharded, ramp_batch, shard, True)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    losses = trained("llama", sharded, map(shard, batches), is_sharded=True)
+    assert losses == pytest.approx(trained("llama", whole, batches), rel=1e-6)
     assert [count > 0 for count in counts] == [False, True, True]
     for step in (0, 1):  # evaluation in between, of whole rows and of tokens
-        sharded(**shard(ramp_batch("llama", step)))
+        sharded(**shard(batches[step]))
         sharded.eval()
         rows, counts[:] = tokens(1, 8), []
         sharded(input_ids=rows)
@@ -157,7 +164,7 @@ def check_batches_of_the_allocator(mesh):
         model,
         24,
         batch_size=1,
-        example_batch=causal_batch("gpt2", 2),
+        example_batch=causal_batch(2),
         scheduler=SequenceLengthScheduler(4, 24, duration=4, step_size=8),
         resize_options={"mode": "reshape"},
         shard_batch=ContextBatches(model),
@@ -182,8 +189,6 @@ def check_refusals(mesh):
         ("batch", TypeError, lambda: ContextBatches(model)(Rows(tokens(2, 8)))),
         ("ContextParallel", ValueError, lambda: schedule.attach(model.model)),
         ("scheduler", ValueError, lambda: parallelize_module(attached, mesh, ContextParallel())),
-        ("batch", ValueError, lambda: schedule.resize(shard_sequence(causal_batch("llama", 2), mesh))),
-        ("batch", ValueError, lambda: schedule.resize(shard_sequence(causal_batch("llama", 2), mesh, by="rows"))),
         ("position_ids", ValueError, lambda: model(**part, position_ids=packed, use_cache=False)),
         ("cache", ValueError, lambda: model(**part, past_key_values=cache)),
         ("inputs", ValueError, lambda: model(input_ids)),
@@ -266,12 +271,10 @@ def check_accelerate_hooks(mesh):
 
 def check_fully_shard(mesh):
     """Sharded parameters have the gradients of one process: the mean of the ranks."""
-    whole = converted("qwen2")
-    sharded = copy.deepcopy(whole)
-    parallelize_module(sharded, mesh, ContextParallel())
+    whole, sharded = pair(mesh, "qwen2")
     for layer in (*sharded.model.layers, sharded):
         fully_shard(layer, mesh=mesh)
-    batch = ramp_batch("qwen2", 1)
+    batch = ramp_batch(1)
     whole(**batch).loss.backward()
     sharded(**ContextBatches(sharded)(batch)).loss.backward()
     for one, two in zip(whole.parameters(), sharded.parameters(), strict=True):
@@ -295,14 +298,11 @@ def check_compiled(mesh):
 
 def check_checkpoints(mesh):
     """Gradient checkpointing attends again in backward."""
-    model = converted("llama")
-    plain = copy.deepcopy(model)
+    _, model = pair(mesh, "llama")
+    part = shard_sequence(causal_batch(0), mesh)
+    plain = flat_gradient(model, part)
     model.gradient_checkpointing_enable()
-    for one in (model, plain):
-        parallelize_module(one, mesh, ContextParallel())
-        one(**shard_sequence(causal_batch("llama", 0), mesh)).loss.backward()
-    for one, two in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, two.grad)
+    torch.testing.assert_close(flat_gradient(model, part), plain)
 
 
 @pytest.mark.parametrize("name", first_fast(CAUSAL))
@@ -346,28 +346,15 @@ def test_two_ranks(check):
 
 def check_ragged_rows(mesh, lengths_of_rows):
     """Lengths that the ranks divide and do not divide, of tokens and of whole rows."""
-    whole = converted("llama")
-    sharded = copy.deepcopy(whole)
-    parallelize_module(sharded, mesh, ContextParallel())
+    whole, sharded = pair(mesh, "llama")
     shard = ContextBatches(sharded)
-    for rows in range(1, mesh.size() + 1):
-        for length in lengths_of_rows:
-            input_ids, lengths = tokens(rows, length), length - 7 * torch.arange(rows) % length
-            mask = (torch.arange(length) < lengths[:, None]).long()
-            batch = {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
-            expected, found = (
-                flat_gradient(model, given) for model, given in ((whole, batch), (sharded, shard(batch)))
-            )
-            torch.distributed.all_reduce(found)
-            torch.testing.assert_close(found / mesh.size(), expected, rtol=1e-5, atol=1e-6)
-
-
-def flat_gradient(model, batch):
-    """The loss, and the gradients of all parameters."""
-    model.zero_grad()
-    loss = model(**batch).loss
-    loss.backward()
-    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
+    for rows, length in itertools.product(range(1, mesh.size() + 1), lengths_of_rows):
+        input_ids, lengths = tokens(rows, length), length - 7 * torch.arange(rows) % length
+        mask = (torch.arange(length) < lengths[:, None]).long()
+        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
+        found = flat_gradient(sharded, shard(batch))
+        torch.distributed.all_reduce(found)
+        torch.testing.assert_close(found / mesh.size(), flat_gradient(whole, batch), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

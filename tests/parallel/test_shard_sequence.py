@@ -10,29 +10,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.parallel import shard_sequence
 
-from ..support.ranks import free_port, join_group
+from ..support.ranks import one_rank
 
 RANKS = 4
 
 
 @pytest.fixture(scope="module")
-def one_rank():
-    join_group(0, free_port(), world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
+def mesh():
+    with one_rank():
+        yield init_device_mesh("cpu", (1,))
 
 
 @pytest.fixture
-def parts(one_rank, monkeypatch):
+def parts(mesh, monkeypatch):
     """shard_sequence on every rank of four: only the rank and size of the mesh differ."""
 
     def sharded(batch, **options):
         found = []
         for rank in range(RANKS):
             with monkeypatch.context() as patch:
-                patch.setattr(one_rank, "size", lambda mesh_dim=None: RANKS)
-                patch.setattr(one_rank, "get_local_rank", lambda mesh_dim=None, rank=rank: rank)
-                found.append(shard_sequence(batch, one_rank, **options))
+                patch.setattr(mesh, "size", lambda mesh_dim=None: RANKS)
+                patch.setattr(mesh, "get_local_rank", lambda mesh_dim=None, rank=rank: rank)
+                found.append(shard_sequence(batch, mesh, **options))
         return found
 
     return sharded
@@ -177,7 +176,6 @@ PACKED = {"cu_seqlens": torch.tensor([0, 8, 16])}
 @pytest.mark.parametrize(
     ("rows", "changes", "options", "name"),
     [
-        (4, {}, {"by": "heads"}, "by"),
         (3, {}, {"by": "rows"}, "batch"),
         (1, PACKED, {"by": "rows"}, "by"),
         (4, {"attention_mask": None}, {"seq_len": 6}, "batch"),

@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
-from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Mapping, MutableMapping
+from collections import ChainMap, OrderedDict, UserDict, defaultdict
+from collections.abc import Mapping
 
 import torch
 from hypothesis import given
@@ -22,27 +22,15 @@ PASSING = ("class_weights", "scale", "pixel_values", "task", "nothing")
 class Encoding(UserDict):
     """Has an attribute besides its data, like transformers' BatchEncoding."""
 
-    encodings = None
-
-
-class OwnMapping(MutableMapping):
     def __init__(self, entries):
-        self.entries = dict(entries)
+        super().__init__(entries)
+        self.encodings = "kept"
 
-    def __getitem__(self, name):
-        return self.entries[name]
 
-    def __setitem__(self, name, value):
-        self.entries[name] = value
+class OwnMapping(ChainMap):
+    """A mapping whose shallow copies share its entries."""
 
-    def __delitem__(self, name):
-        del self.entries[name]
-
-    def __iter__(self):
-        return iter(self.entries)
-
-    def __len__(self):
-        return len(self.entries)
+    __copy__ = None
 
 
 class Attributes(dict):
@@ -51,12 +39,6 @@ class Attributes(dict):
     def __init__(self, *args, **entries):
         super().__init__(*args, **entries)
         self.__dict__ = self
-
-
-def encoding(entries):
-    made = Encoding(entries)
-    made.encodings = "kept"
-    return made
 
 
 def dataclass_of(entries, **options):
@@ -70,9 +52,8 @@ def nested(entries):
 
 CONTAINERS = {
     "dict": dict,
-    "OrderedDict": OrderedDict,
     "defaultdict": lambda entries: defaultdict(list, entries),
-    "Encoding": encoding,
+    "Encoding": Encoding,
     "OwnMapping": OwnMapping,
     "Attributes": Attributes,
     "dataclass": dataclass_of,
@@ -90,7 +71,7 @@ def entries_of(container):
 
 @st.composite
 def problems(draw):
-    """A batch of rows (B, S) as a dict, and the options of a call that can resize it."""
+    """A batch of rows (B, S) as a dict, and how to resize it: a method, whether it is copied, and `seq_dim`."""
     rows, length, method = draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.sampled_from(METHODS))
     copies, mode = draw(st.booleans()), method["mode"]
     tokens = torch.arange(rows * length).view(rows, length)
@@ -124,8 +105,7 @@ def problems(draw):
     left_out = draw(st.sets(st.sampled_from(list(entries))))
     needed = {"input_ids"} | ({"attention_mask"} if method.get("keep_last_token") else set())
     entries = {name: entries[name] for name in draw(st.permutations(list(entries))) if name not in left_out - needed}
-    seq_dim = draw(st.sampled_from([0, 1]))
-    return entries, {**method, "copy": copies, "seq_dim": seq_dim}
+    return entries, method, copies, draw(st.sampled_from([0, 1]))
 
 
 def oriented(name, value, seq_dim):
@@ -160,9 +140,8 @@ def expected_of(name, value, cut, seq_len):
 @examples(45)
 @given(container=st.sampled_from([*CONTAINERS]), problem=problems(), data=st.data())
 def test_batches_of_rows(container, problem, data):
-    entries, options = problem
-    seq_dim, length = options["seq_dim"], entries["input_ids"].shape[1]
-    method = {name: options[name] for name in options.keys() - {"copy", "seq_dim"}}
+    entries, method, copies, seq_dim = problem
+    length, options = entries["input_ids"].shape[1], {**method, "copy": copies, "seq_dim": seq_dim}
     mask = entries.get("attention_mask", torch.ones_like(entries["input_ids"]))
     make = CONTAINERS[container]
     if make is not nested and data.draw(st.booleans()):
@@ -190,7 +169,7 @@ def test_batches_of_rows(container, problem, data):
         assert all(entries_of(resized)[name] is given_entries[name] for name in entries.keys() & {*PASSING})
         ids, is_whole = entries_of(resized)["input_ids"], seq_len >= length
         shares = ids.untyped_storage().data_ptr() == given_entries["input_ids"].untyped_storage().data_ptr()
-        if options["copy"]:
+        if copies:
             assert not shares
         elif not strided and ((seq_dim == 1 and method["mode"] != "reshape") or length % min(seq_len, length) == 0):
             assert shares == (is_whole or not method.get("keep_last_token", False))

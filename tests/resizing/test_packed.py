@@ -1,5 +1,6 @@
 """Packed batches: each sequence is cut on its own, against lists cut in plain Python."""
 
+from copy import deepcopy
 from itertools import accumulate
 
 import pytest
@@ -12,65 +13,46 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
 from tests.support.cut_tokens import METHODS as METHODS_OF_ROWS
-from tests.support.cut_tokens import cut_sequences
+from tests.support.cut_tokens import cut_sequences, taken
 from tests.support.same import assert_same
 from tests.support.tiers import examples
 
 METHODS = [method for method in METHODS_OF_ROWS if "keep_last_token" not in method]
 INDICES = ["seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"]
-#: Names of the boundaries, and of the longest sequence.
-SPELLINGS = [
-    (["cu_seq_lens_q", "cu_seq_lens_k"], ["max_length_q", "max_length_k"]),
-    (["cu_seqlens_q", "cu_seqlens_k"], ["max_seqlen_q", "max_seqlen_k"]),
-    (["cu_seqlens"], ["max_seqlen"]),
-    (["cu_seq_q", "cu_seq_k"], ["max_q", "max_k"]),
-    (["cu_seq_lens"], []),
-    (["cu_doc_lens"], ["max_doc_len"]),
-]
+BOUNDARIES = ["cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"]
+BOUNDARIES += ["cu_seq_q", "cu_seq_k", "cu_doc_lens"]
+#: Names of the length of the longest sequence.
+LONGEST = ["max_length_q", "max_length_k", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_q", "max_k"]
+LONGEST += ["max_doc_len"]
 #: tests/ops/test_resize_packed.py has the others.
 BACKENDS = [None, "reference"]
 
 
-def row(values, is_flat=False, dtype=torch.int64):
-    made = torch.tensor(values, dtype=dtype)
-    return made if is_flat else made[None]
+def row(values):
+    return torch.tensor(values)[None]
 
 
 def bounds_of(lengths, dtype=torch.int64):
     return torch.tensor([0, *accumulate(lengths)], dtype=dtype)
 
 
-@pytest.mark.parametrize("name", [name for names, _ in SPELLINGS for name in names])
+@pytest.mark.parametrize("name", BOUNDARIES)
 def test_every_name_of_boundaries(name):
     resized = resize_batch({"input_ids": row(range(8)), name: bounds_of([5, 3])}, 4)
     assert resized["input_ids"].tolist() == [[0, 1, 2, 3, 5, 6, 7]]
     assert resized[name].tolist() == [0, 4, 7]
 
 
-def packed(sequences, spelling, dtype, is_flat, first_position, longest):
-    """A packed batch of sequences of (id, label, position) tokens, each with the number of an old sequence."""
-    tokens = [token for _, sequence in sequences for token in sequence]
-    ids, labels, positions = zip(*tokens, strict=True) if tokens else ((), (), ())
-    lengths, olds = [len(sequence) for _, sequence in sequences], [old for old, _ in sequences]
-    numbers = [number for number, length in enumerate(lengths) for _ in range(length)]
-    bounds = bounds_of(lengths, dtype)
-    features = torch.tensor([(token, -1.5) for token in ids]).view(-1, 2)
-    return {
-        **dict.fromkeys(spelling[0], bounds),
-        **dict.fromkeys(spelling[1], longest(max(lengths))),
-        "cu_seqlens_k": None,
-        "input_ids": row(ids, is_flat),
-        "labels": row(labels, is_flat, dtype),
-        "position_ids": row([first_position + position for position in positions], is_flat, dtype),
-        "seq_idx": row(numbers, is_flat, torch.int32),
-        "attention_mask": row([token % 3 > 0 for token in ids], is_flat),
-        "features": features if is_flat else features[None],
-        "weights": torch.tensor([old + 0.5 for old in olds]),
-        "texts": [f"text {old}" for old in olds],
-        "images": tuple({"id": old} for old in olds),
-        "scale": torch.tensor(3.0),
-        "name": "batch",
-    }
+@pytest.mark.parametrize("name", LONGEST)
+def test_every_name_of_the_longest_sequence(name):
+    batch = {"input_ids": row(range(8)), "cu_seqlens": bounds_of([5, 3])}
+    assert resize_batch(batch | {name: 5}, 4)[name] == 4
+    assert resize_batch(batch | {name: torch.tensor(5)}, 4)[name].equal(torch.tensor(4))
+
+
+def flat(entries):
+    """Without the dimension of the one row."""
+    return {name: value[0] if getattr(value, "ndim", 0) > 1 else value for name, value in entries.items()}
 
 
 @examples(40)
@@ -80,45 +62,56 @@ def packed(sequences, spelling, dtype, is_flat, first_position, longest):
     ),
     seq_len=st.integers(1, 15) | st.just(2**63 - 1),
     method=st.sampled_from(METHODS),
-    spelling=st.sampled_from(SPELLINGS),
     dtype=st.sampled_from([torch.int32, torch.int64]),
     is_flat=st.booleans(),
-    first_position=st.sampled_from([0, 2]),
-    longest=st.sampled_from([int, torch.tensor]),
-    model_shifts=st.booleans(),
     copy=st.booleans(),
     backend=st.sampled_from(BACKENDS),
 )
-def test_each_sequence_is_cut_on_its_own(
-    lengths, seq_len, method, spelling, dtype, is_flat, first_position, longest, model_shifts, copy, backend
-):
-    """`model_shifts`: the first label of each sequence does not count. Otherwise a label is that of the next token."""
-    old = []
-    for sequence, length in enumerate(lengths):
-        ids = [100 * sequence + place for place in range(length)]
-        labels = [-100 if model_shifts and place == 0 else 1000 + token for place, token in enumerate(ids)]
-        old.append((sequence, list(zip(ids, labels, range(length), strict=True))))
-    new = []
-    for source, piece in zip(*cut_sequences(lengths, seq_len, **method), strict=True):
-        tokens = [old[source][1][place] for _, place, _ in piece]
-        slots = enumerate(zip(tokens, piece, strict=True))
-        new.append((source, [(id_, -100 if again else label, slot) for slot, ((id_, label, _), (*_, again)) in slots]))
-    layout = spelling, dtype, is_flat, first_position, longest
-    batch, expected = packed(old, *layout), packed(new, *layout)
+def test_each_sequence_is_cut_on_its_own(lengths, seq_len, method, dtype, is_flat, copy, backend):
+    bounds, ids, olds = bounds_of(lengths, dtype), row(range(sum(lengths))), torch.arange(len(lengths))
+    rows = {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": None,
+        "max_length_q": max(lengths),
+        "input_ids": ids,
+        "labels": (ids + 1000).to(dtype),
+        "position_ids": torch.cat([torch.arange(2, length + 2, dtype=dtype) for length in lengths])[None],
+        "seq_idx": olds.int().repeat_interleave(torch.tensor(lengths))[None],
+        "attention_mask": ids % 3 > 0,
+        "features": torch.stack([ids, -1.5 * ids], dim=-1),
+        "weights": olds + 0.5,
+        "images": tuple({"id": old} for old in range(len(lengths))),
+        "scale": torch.tensor(3.0),
+    }
+    batch = flat(rows) if is_flat else rows
+    before = deepcopy(batch)
+
+    sources, pieces = cut_sequences(lengths, seq_len, **method)
+    new_lengths = [len(piece) for piece in pieces]
+    slots = [(0, int(bounds[old]) + place, again) for piece in pieces for old, place, again in piece]
+    at_start = [(0, int(bounds[old]) + slot, False) for piece in pieces for slot, (old, *_) in enumerate(piece)]
+    expected = rows | {
+        **{name: taken(rows[name], [slots], seq_len) for name in ("input_ids", "attention_mask", "features")},
+        "cu_seq_lens_q": bounds_of(new_lengths, dtype),
+        "max_length_q": max(new_lengths),
+        "labels": taken(rows["labels"], [slots], seq_len, fill_value=-100, fill_repeats=True),
+        "position_ids": taken(rows["position_ids"], [at_start], seq_len),
+        "seq_idx": row([number for number, piece in enumerate(pieces) for _ in piece]).int(),
+        "weights": rows["weights"][sources],
+        "images": tuple(rows["images"][old] for old in sources),
+    }
 
     resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, backend=backend, **method)
 
     assert list(resized) == list(batch)
-    assert_same(resized, expected)
-    assert_same(batch, packed(old, *layout))
-    valid = [[token % 3 > 0 for token, *_ in tokens] for _, tokens in new]
-    assert info.valid_lengths.tolist() == [sum(piece) for piece in valid]
-    assert info.position_ids.tolist() == [
-        [sum(piece[:slot]) * is_valid for piece in valid for slot, is_valid in enumerate(piece)]
-    ]
-    assert info.num_valid_tokens == sum(map(sum, valid))
-    shared = resized["features"].data_ptr() == batch["features"].data_ptr()
-    assert shared == (not copy and seq_len >= max(lengths))
+    assert all(resized[name].dtype == value.dtype for name, value in batch.items() if isinstance(value, torch.Tensor))
+    assert_same(resized, flat(expected) if is_flat else expected)
+    assert_same(batch, before)
+    valid = expected["attention_mask"][0].split(new_lengths)
+    assert info.valid_lengths.tolist() == [piece.sum() for piece in valid]
+    assert info.position_ids.equal(torch.cat([(piece.cumsum(0) - 1) * piece for piece in valid])[None])
+    assert info.num_valid_tokens == sum(info.valid_lengths)
+    assert (resized["features"].data_ptr() == batch["features"].data_ptr()) == (not copy and seq_len >= max(lengths))
 
 
 @examples(30)
@@ -128,18 +121,16 @@ def test_each_sequence_is_cut_on_its_own(
     method=st.sampled_from(METHODS),
     names=st.sampled_from([["position_ids"], ["seq_idx", "position_ids"], *([name] for name in INDICES)]),
     seq_dim=st.sampled_from([0, 1]),
-    hides=st.booleans(),
+    has_mask=st.booleans(),
 )
-def test_sequences_are_found_by_positions(lengths, seq_len, method, names, seq_dim, hides):
+def test_sequences_are_found_by_positions(lengths, seq_len, method, names, seq_dim, has_mask):
     """The result is that of the same batch with boundaries."""
-    tokens = [(sequence, position) for sequence, length in enumerate(lengths) for position in range(length)]
-    batch = {"input_ids": row([10 * sequence + position for sequence, position in tokens])}
-    batch |= {"position_ids": row([position for _, position in tokens])}
-    batch |= {name: row([7 - n for n, _ in tokens]) for name in INDICES}
-    batch = {name: value for name, value in batch.items() if name in ("input_ids", *names)}
-    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    if not hides or "position_ids" not in names:
-        del batch["attention_mask"]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    numbers = 7 - torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+    batch = {"input_ids": row(range(sum(lengths)))}
+    batch |= {name: positions if name == "position_ids" else numbers for name in names}
+    if has_mask:
+        batch["attention_mask"] = torch.ones_like(positions)
     if seq_dim == 0:
         batch = {name: value.T for name, value in batch.items()}
     expected = resize_batch(batch | {"cu_seqlens": bounds_of(lengths)}, seq_len, seq_dim=seq_dim, **method)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.resizing import plan
+from tests.support.ranks import one_rank
 
 IDS = torch.arange(20).view(2, 10)
 
@@ -111,9 +112,8 @@ def test_no_tensor_is_kept():
     assert gone() is None
 
 
-def test_dtensors_are_refused(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+def test_dtensors_are_refused():
+    with one_rank():
         mesh = init_device_mesh("cpu", (1,))
         resize_batch({"input_ids": IDS}, 4)
         tokens = torch.arange(6)[None]
@@ -121,5 +121,3 @@ def test_dtensors_are_refused(tmp_path):
             distributed = {name: distribute_tensor(tensor, mesh, [Replicate()]) for name, tensor in batch.items()}
             with pytest.raises(TypeError, match="must be a plain tensor, got a DTensor; resize its to_local"):
                 resize_batch(distributed, 4)
-    finally:
-        torch.distributed.destroy_process_group()

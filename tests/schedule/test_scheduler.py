@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, doubling, exponential, grow_p2, root
 
@@ -226,29 +227,18 @@ def test_bad_pacings(make, error, message):
         make()
 
 
-class Lengths(torch.utils.data.Dataset):
-    """Items that say what a worker knows of a schedule."""
-
-    def __init__(self, scheduler):
-        self.scheduler = scheduler
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        if torch.utils.data.get_worker_info() is None:
-            length = self.scheduler.seq_length
-        else:
-            with pytest.raises(RuntimeError, match="not known in a DataLoader worker"):
-                self.scheduler.resize({"input_ids": torch.zeros(1, 64)})
-            length = 0
-        return length, self.scheduler.seq_length_at(self.scheduler.progress)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_worker_does_not_know_the_length(workers):
     """Its copy of the scheduler never advances, so batches would keep the first length without a word."""
-    scheduler = SequenceLengthScheduler(8, 64, duration=10)
+    scheduler, batch = SequenceLengthScheduler(8, 64, duration=10), {"input_ids": torch.zeros(1, 64)}
     scheduler.step(5)
-    loader = torch.utils.data.DataLoader(Lengths(scheduler), num_workers=workers, batch_size=None)
-    assert [tuple(item) for item in loader] == [(32 if workers == 0 else 0, 32)] * 2
+
+    def loaded(item, collate):
+        return next(iter(DataLoader([item], batch_size=None, collate_fn=collate, num_workers=workers)))
+
+    assert loaded(5, scheduler.seq_length_at) == 32
+    if workers == 0:
+        assert loaded(batch, scheduler.resize)["input_ids"].shape == (1, 32)
+    else:
+        with pytest.raises(RuntimeError, match="not known in a DataLoader worker"):
+            loaded(batch, scheduler.resize)

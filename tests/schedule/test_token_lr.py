@@ -1,21 +1,24 @@
 """TokenLR and StepByTokens: learning rates from the tokens of each step, in loops of one's own and under Accelerate."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
 import torch
+from torch.optim import lr_scheduler as schedulers
 
 import seqwarm_kernels as sw
 from seqwarm_kernels.schedule.token_lr import follow_source
+
+from ..support.token_rates import share_at
 
 PEAKS = (0.3, 0.07)
 COUNTS = [5, 0, 17, 1, 40, 37, 0, 200, 3]  # of 100 warmup and 300 decay tokens
 
 
 def made_optimizer(peaks=PEAKS):
-    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], "lr": peak} for peak in peaks])
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": peak} for peak in peaks]
+    return torch.optim.SGD(groups, momentum=0.5)
 
 
 def token_lr(optimizer, **settings):
@@ -23,8 +26,29 @@ def token_lr(optimizer, **settings):
 
 
 def cosine_lr(optimizer, per_step=16, **settings):
-    inner = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20, eta_min=0.001)
-    return sw.StepByTokens(inner, per_step, **settings)
+    return sw.StepByTokens(schedulers.CosineAnnealingLR(optimizer, T_max=20, eta_min=0.001), per_step, **settings)
+
+
+def two(optimizer):
+    return [schedulers.ConstantLR(optimizer, 0.5), schedulers.ExponentialLR(optimizer, 0.9)]
+
+
+OTHERS = {
+    "exponential": lambda optimizer: schedulers.ExponentialLR(optimizer, 0.9),
+    # changes the momentum, too, from the rates that it has set last
+    "one cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, max_lr=list(PEAKS), total_steps=40),
+    "lambda": lambda optimizer: schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "milestones": lambda optimizer: schedulers.MultiStepLR(optimizer, [2, 4]),
+    "cyclic": lambda optimizer: schedulers.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
+    "restarts": lambda optimizer: schedulers.CosineAnnealingWarmRestarts(optimizer, 3, 2),
+    "sequential": lambda optimizer: schedulers.SequentialLR(optimizer, two(optimizer), [3]),
+    "chained": lambda optimizer: schedulers.ChainedScheduler(two(optimizer)),
+}
+MAKERS = {"TokenLR": token_lr, "cosine": cosine_lr}
+MAKERS |= {
+    name: lambda optimizer, make=make, **settings: sw.StepByTokens(make(optimizer), 16, **settings)
+    for name, make in OTHERS.items()
+}
 
 
 def trained(optimizer, schedule, counts):
@@ -38,13 +62,6 @@ def trained(optimizer, schedule, counts):
     return rates
 
 
-def share(tokens, warmup, decay, final, shape):
-    if tokens < warmup:
-        return tokens / warmup
-    x = min(1.0, (tokens - warmup) / (decay - warmup)) if decay > warmup else 1.0
-    return final + (1 - final) * {"cosine": 0.5 + 0.5 * math.cos(x * math.pi), "linear": 1 - x}[shape]
-
-
 @pytest.mark.parametrize("shape", ["cosine", "linear"])
 @pytest.mark.parametrize(
     ("warmup", "decay", "final"), [(100, 300, 0.1), (0, 250.5, 0.0), (63, 63, 0.5), (7, 9999, 1), (1, 1.5, 1)]
@@ -54,7 +71,7 @@ def test_learning_rates_follow_the_tokens(shape, warmup, decay, final):
     schedule = sw.TokenLR(optimizer, warmup_tokens=warmup, decay_tokens=decay, final=final, decay=shape)
     rates = trained(optimizer, schedule, COUNTS)
     tokens = np.cumsum([0, *COUNTS])
-    expected = [[peak * share(count, warmup, decay, final, shape) for peak in PEAKS] for count in tokens[:-1]]
+    expected = [[peak * share_at(count, warmup, decay, final, shape) for peak in PEAKS] for count in tokens[:-1]]
     np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
     assert schedule.tokens == tokens[-1]
 
@@ -69,7 +86,7 @@ def test_a_scheduler_steps_once_for_each_number_of_tokens():
     for per_step in (1, 16, 50):
         optimizer, stepped = made_optimizer(), made_optimizer()
         schedule = cosine_lr(optimizer, per_step)
-        plain = torch.optim.lr_scheduler.CosineAnnealingLR(stepped, T_max=20, eta_min=0.001)
+        plain = schedulers.CosineAnnealingLR(stepped, T_max=20, eta_min=0.001)
         expected = [[group["lr"] for group in stepped.param_groups]]
         stepped.step()
         for _ in range(sum(COUNTS)):
@@ -79,7 +96,8 @@ def test_a_scheduler_steps_once_for_each_number_of_tokens():
         assert trained(optimizer, schedule, COUNTS) == [expected[count // per_step] for count in tokens]
 
 
-@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_resumed_training_has_the_same_learning_rates_to_the_bit(make, tmp_path):
     whole = made_optimizer()
     expected = trained(whole, make(whole), COUNTS)
@@ -125,9 +143,9 @@ def wrong_states(state):
 @pytest.mark.filterwarnings("ignore")
 def test_a_state_that_the_scheduler_inside_refuses_changes_nothing():
     def made():
-        optimizer, torch_lr = made_optimizer(), torch.optim.lr_scheduler
-        parts = [torch_lr.LambdaLR(optimizer, [lambda step: 1 / (1 + step)] * 2) for _ in range(2)]
-        return sw.StepByTokens(torch_lr.SequentialLR(optimizer, parts, [3]), 16)
+        optimizer = made_optimizer()
+        parts = [schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)) for _ in range(2)]
+        return sw.StepByTokens(schedulers.SequentialLR(optimizer, parts, [3]), 16)
 
     schedule, other = made(), made()
     for each in (schedule, other):
@@ -142,35 +160,6 @@ def test_a_state_that_the_scheduler_inside_refuses_changes_nothing():
     for each in (schedule, other):
         each.step(16 * 3)
     assert schedule.get_last_lr() == other.get_last_lr()
-
-
-def schedulers_of_torch(optimizer):
-    torch_lr = torch.optim.lr_scheduler
-    first, second = torch_lr.ConstantLR(optimizer, 0.5, 2), torch_lr.ExponentialLR(optimizer, 0.9)
-    return [
-        torch_lr.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-        torch_lr.MultiStepLR(optimizer, [2, 4]),
-        torch_lr.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
-        torch_lr.OneCycleLR(optimizer, 0.1, total_steps=50),
-        torch_lr.CosineAnnealingWarmRestarts(optimizer, 3, 2),
-        torch_lr.SequentialLR(optimizer, [first, second], [3]),
-        torch_lr.ChainedScheduler([first, second]),
-    ]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_states_of_every_scheduler_of_torch_are_loaded(tmp_path):
-    stepped, fresh = ([sw.StepByTokens(one, 16) for one in schedulers_of_torch(made_momentum())] for _ in range(2))
-    for one, other in zip(stepped, fresh, strict=True):
-        one.step(16 * 5)
-        torch.save(one.state_dict(), tmp_path / "state")
-        other.load_state_dict(torch.load(tmp_path / "state", weights_only=False))
-        assert other.tokens == one.tokens
-        assert other.get_last_lr() == one.get_last_lr()
-
-
-def made_momentum():
-    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])
@@ -190,37 +179,14 @@ def test_a_source_is_read_however_often_the_scheduler_steps(make):
     assert type(schedule.state_dict()["tokens"]) is int, "torch.load refuses numbers of NumPy"
 
 
-@pytest.mark.parametrize("make", [token_lr, cosine_lr])
-def test_a_source_that_starts_over_starts_the_learning_rate_over(make):
-    again, once = made_optimizer(), made_optimizer()
-    schedule, expected = make(again, source=iter([60, 250, 30]).__next__), make(once, source=lambda: 30)
-    for _ in range(3):
-        again.step()
-        schedule.step()
-    once.step()
-    expected.step()
-    assert schedule.get_last_lr() == expected.get_last_lr()
-    assert schedule.tokens == 30
-
-
-def one_cycle_lr(optimizer, **settings):
-    """Changes the momentum, too, from the rates that it has set last."""
-    inner = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=list(PEAKS), total_steps=40)
-    return sw.StepByTokens(inner, 16, **settings)
-
-
-def exponential_lr(optimizer, **settings):
-    return sw.StepByTokens(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), 16, **settings)
-
-
-@pytest.mark.parametrize("make", [token_lr, cosine_lr, one_cycle_lr, exponential_lr])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("starts_at", [0, 60, 150])
 def test_at_the_start_of_a_training_rates_follow_the_source(make, starts_at):
     """Of 0 tokens after an earlier training, of as many as a checkpoint has, or of more."""
 
     def started(counts):
-        groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": peak} for peak in PEAKS]
-        optimizer, tokens = torch.optim.SGD(groups, momentum=0.5), [0]
+        optimizer, tokens = made_optimizer(), [0]
         schedule = make(optimizer, source=lambda: tokens[0])
         for count in counts:
             tokens[0] = count
@@ -297,11 +263,11 @@ def test_learning_rates_in_tensors_stay_the_same_tensors(make):
 def test_accelerate_prepares_it(make):
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-    inner, plain, tokens = made_optimizer(), made_optimizer(), [0]
+    inner, plain, tokens, counts = made_optimizer(), made_optimizer(), [0], [0, *COUNTS, 0, *COUNTS]
     optimizer, schedule = accelerator.prepare(inner, make(inner, source=lambda: tokens[0]))
     parameter = inner.param_groups[0]["params"][0]
     rates = []
-    for count in [0, *COUNTS, 0, *COUNTS]:
+    for count in counts:
         with accelerator.accumulate(torch.nn.Identity()):
             rates.append([group["lr"] for group in inner.param_groups])
             accelerator.backward(parameter.sum())
@@ -309,6 +275,5 @@ def test_accelerate_prepares_it(make):
             tokens[0] += count
             schedule.step()
             optimizer.zero_grad()
-    counts = [0, *COUNTS, 0, *COUNTS]
     pairs = [first + second for first, second in zip(counts[::2], counts[1::2], strict=True)]
     assert rates[::2] == rates[1::2] == trained(plain, make(plain), pairs)

@@ -4,6 +4,7 @@ import copy
 import linecache
 import pickle
 import warnings
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -162,27 +163,16 @@ def test_a_copy_counts_anew(schedule, copied):
 
 
 def test_listeners_can_be_replaced(schedule):
-    class Recorder:
-        def __init__(self):
-            self.seen = []
-
-        def on_step(self, schedule):
-            self.seen.append(schedule.progress)
-
-        def on_attach(self, schedule):
-            self.seen.append("attached")
-
-        def on_resize(self, schedule, batch, resized):
-            self.seen.append((batch["input_ids"].shape[1], resized["input_ids"].shape[1]))
-
-    recorder = Recorder()
-    schedule.listeners = [recorder]
+    listener, shapes = Mock(), []
+    listener.on_resize.side_effect = lambda *arguments: shapes.append([x["input_ids"].shape for x in arguments[1:]])
+    schedule.listeners = [listener]
     schedule.resize({"input_ids": tokens()}, return_info=True)
     schedule.step(3)
-    model = Model()
-    schedule.attach(model)
+    schedule.attach(model := Model())
     model(tokens())
-    assert recorder.seen == [(16, 4), 3, "attached", (16, 4)]
+    assert [name for name, *_ in listener.method_calls] == ["on_resize", "on_step", "on_attach", "on_resize"]
+    assert all(arguments[0] is schedule for _, arguments, _ in listener.method_calls)
+    assert shapes == [[(2, 16), (2, 4)]] * 2
     schedule.listeners = []
     silent(resize_often, schedule, 20, steps=0)
 

@@ -58,6 +58,17 @@ def join_group(rank, port, world_size=2, timeout=None):
     )
 
 
+@contextlib.contextmanager
+def one_rank():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        gc.collect()  # as in leave_group
+        torch.distributed.destroy_process_group()
+
+
 def leave_group():
     """Destroys the process group when all ranks are done: the end of rank 0 closes the store of the others."""
     gc.collect()  # a wrapped model that outlives its process group would abort the process

@@ -5,7 +5,6 @@ from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler
 
-IDS = torch.arange(101, 109).repeat(2, 1)
 WORDS, WIDTH = 11, 8
 
 

@@ -1,4 +1,6 @@
-"""The learning rates that tokens should give, for the tests of trainers."""
+"""The learning rates that tokens should give."""
+
+import math
 
 import torch
 
@@ -16,10 +18,16 @@ def step_lr(optimizer, source):
     return sw.StepByTokens(torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9), 10, source=source)
 
 
+def share_at(tokens, warmup=WARMUP, decay=DECAY, final=0.2, shape="linear"):
+    """The learning rate of TokenLR as a share of the peak."""
+    if tokens < warmup:
+        return tokens / warmup
+    x = min(1.0, (tokens - warmup) / (decay - warmup)) if decay > warmup else 1.0
+    return final + (1 - final) * {"cosine": 0.5 + 0.5 * math.cos(x * math.pi), "linear": 1 - x}[shape]
+
+
 def token_lr_at(tokens):
-    if tokens < WARMUP:
-        return PEAK * (tokens / WARMUP)
-    return PEAK * (0.2 + 0.8 * (1 - min(1.0, (tokens - WARMUP) / (DECAY - WARMUP))))
+    return PEAK * share_at(tokens)
 
 
 def step_lr_at(tokens):
