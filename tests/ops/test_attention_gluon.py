@@ -8,14 +8,14 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
 
-from hypothesis import HealthCheck, assume, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import GluonTiles
 from seqwarm_kernels.self_check.calls import differentiate
 from tests.support.attention_cases import Case, a_third_of, check_case
-from tests.support.backends import needs_interpreter
+from tests.support.backends import SHARES_FIXTURES, needs_interpreter
 from tests.support.dense import distance_and_visibility
 from tests.support.gluon_attention import KERNELS, Hopper, Launched
 from tests.support.kernels import check_extreme_slopes, check_far_positions
@@ -120,7 +120,7 @@ def calls(draw):
     return case, tiles, draw(st.integers(1, 5)), draw(st.integers(0, 9))
 
 
-@examples(2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(2, **SHARES_FIXTURES)
 @given(call=calls())
 def test_results_of_any_call(hopper, call):
     case, *how = call
