@@ -22,14 +22,6 @@ def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32):
     return [torch.randn(batch_size, heads[place > 0], length, head_dim) for place in range(3)]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"segment_length": 100, "causal": False}, {"window": 200, "causal": False}], ids=str
-)
-def test_many_blocks_of_keys(options):
-    """With a short view a thread holds only a few blocks at a time, and gradients of as many keys."""
-    check_case(Case(options, (600, 600), (2, 1), batch_size=1, head_dim=32), "native")
-
-
 @pytest.mark.parametrize(("heads", "dropout_p"), [([2, 1], 0.2), ([1, 1], 0.0)])
 def test_the_number_of_threads_changes_only_sums_over_chunks(threads, heads, dropout_p):
     leaves, attend = Case({"dropout_p": dropout_p}, (500, 500), heads, 1, head_dim=32).call()

@@ -56,7 +56,8 @@ def dense_arguments(slopes_shape=(2, 2), is_plain=False):
     options = DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
     if not is_plain:
         mask = torch.rand(2, 6) > 0.3
-        options = DenseOptions(torch.tensor([1, 2]), mask, torch.tensor(5), 0, False, 0.5, None, 3, 0.1, 2**-24)
+        bound = torch.ones(2, 1)
+        options = DenseOptions(torch.tensor([1, 2]), mask, torch.tensor(5), 0, False, 0.5, None, 3, 0.1, 2**-24, bound)
     return query, key, value, torch.rand(slopes_shape, requires_grad=True), *options
 
 
