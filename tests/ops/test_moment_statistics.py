@@ -156,13 +156,6 @@ def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, 
     assert got == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.exhaustive_in_interpreter
-@on_every_backend
-def test_opcheck(backend):
-    tensors = [torch.rand(3, 4), torch.rand(5)]
-    torch.library.opcheck(overload(NAME, backend), (tensors, tensors, tensors))
-
-
 @interpreted
 def test_one_launch_and_the_same_bits_each_time(small_sizes, monkeypatch):
     from seqwarm_kernels.ops.moment_statistics import triton as host

@@ -89,6 +89,7 @@ CALLS = [
     backward_of("alibi_attention", dense_arguments()),
     backward_of("alibi_attention_varlen", varlen_arguments()),
     ("resize_packed", resize_packed_arguments()),
+    ("moment_statistics", ([torch.rand(3, 4), torch.rand(5)],) * 3),
 ]
 MORE_CALLS = [
     ("alibi_attention", dense_arguments([2], is_plain=True)),

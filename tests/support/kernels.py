@@ -126,6 +126,14 @@ def pretended(report, chip, **environment):
     return json.loads(run.stdout)
 
 
+def allocations_of(function, *arguments, **options):
+    """In bytes, on the CPU. What is freed again counts."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function(*arguments, **options)
+    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [size for size in sizes if size > 0]
+
+
 class CalledOperators(TorchDispatchMode):
     """Notes the name of each operator that is called."""
 
