@@ -151,8 +151,7 @@ def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, 
 def test_one_launch_and_the_same_bits_each_time(small_sizes, monkeypatch):
     from seqwarm_kernels.ops.moment_statistics import triton as host
 
-    counted = CountedKernel(host.moment_kernel)
-    monkeypatch.setattr(host, "moment_kernel", counted)
+    counted = CountedKernel(monkeypatch, host, "moment_kernel")
     lists = [[torch.rand(n) for n in (3, 16, 17)] for _ in range(3)]
     results = [overload(NAME, "triton")(*lists) for _ in range(2)]
     assert counted.grids == [(3 * (1 + 1 + 2),)] * 2  # a program for each chunk

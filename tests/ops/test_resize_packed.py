@@ -272,8 +272,7 @@ def test_items_of_a_group_are_at_most_16_bytes(dtype, units, width):
 def test_one_launch_whatever_the_number_of_tensors(monkeypatch, return_info):
     from seqwarm_kernels.ops.resize_packed import triton as host
 
-    counted = CountedKernel(host.resize_packed_kernel)
-    monkeypatch.setattr(host, "resize_packed_kernel", counted)
+    counted = CountedKernel(monkeypatch, host, "resize_packed_kernel")
     batch = {f"tensor_{i}": torch.randint(100, (1, 9)) for i in range(8)} | {"weights": torch.rand(2)}
     resize_batch(batch | {"cu_seqlens": torch.tensor([0, 5, 9])}, 3, backend="triton", return_info=return_info)
     assert len(counted.grids) == 1

@@ -160,11 +160,12 @@ def record_launches(monkeypatch, host):
 
 
 class CountedKernel:
-    """A Triton kernel that records its launches."""
+    """Takes the place of the Triton kernel `name` of `host`, a module, and records its launches."""
 
-    def __init__(self, kernel):
-        self.kernel, self.grids = kernel, []
-        self.arg_names = kernel.arg_names
+    def __init__(self, monkeypatch, host, name):
+        self.kernel, self.grids = getattr(host, name), []
+        self.arg_names = self.kernel.arg_names
+        monkeypatch.setattr(host, name, self)
 
     def __getitem__(self, grid):
         self.grids.append(grid)
