@@ -80,8 +80,9 @@ def test_every_method_at_every_length(backend, method, seq_len):
 @pytest.mark.parametrize("copy", [True, False])
 def test_no_mask_and_a_number_for_each_row(backend, copy):
     batch = {"input_ids": torch.arange(33).view(3, 11), "weight": torch.rand(3)}
-    for method in ({"mode": "truncate"}, {"mode": "reshape", "remainder": "pad"}):
-        check(batch, 4, method, backend, copy=copy)
+    for remainder in ("drop", "pad", "overlap"):
+        check(batch, 4, {"mode": "reshape", "remainder": remainder}, backend, copy=copy)
+    check(batch, 4, {"mode": "truncate"}, backend, copy=copy)
 
 
 DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
