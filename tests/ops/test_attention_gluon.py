@@ -8,17 +8,17 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
 
-from hypothesis import HealthCheck, assume, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import GluonTiles
 from seqwarm_kernels.self_check.calls import differentiate
 from tests.support.attention_cases import Case, a_third_of, check_case
-from tests.support.backends import needs_interpreter
+from tests.support.backends import SHARES_FIXTURES, needs_interpreter
 from tests.support.dense import distance_and_visibility
 from tests.support.gluon_attention import KERNELS, Hopper, Launched
-from tests.support.kernels import check_extreme_slopes, check_far_positions
+from tests.support.kernels import check_extreme_slopes
 from tests.support.tiers import examples, first_fast
 
 pytestmark = [needs_interpreter(), pytest.mark.usefixtures("poisoned_memory")]
@@ -59,8 +59,13 @@ FORWARD_ROWS = {
     "one start in a tensor": small({"query_start": torch.tensor(10), "causal": False}, batch_size=2),
     "more queries than keys, full": small({"causal": False}, lengths=(75, 40)),
     "queries before the keys": small({"query_start": -60, "causal": False}, slopes=0.3),
+    "queries far beyond the keys": small({"query_start": 2**60}, slopes=3 / 2**60),
+    "queries far before the keys": small(
+        {"query_start": torch.tensor(-(2**45) - 1), "causal": False}, slopes=3 / 2**45
+    ),
 }
-FAST = {"causal", "huge slopes", "expanded keys", "33 tokens, two rows", "queries beyond the keys"}
+FAST = {"causal", "huge slopes", "expanded keys", "33 tokens, two rows"}
+FAST |= {"queries far beyond the keys", "queries far before the keys"}
 
 #: Keys of forward, its stages, keys of the second kernel, queries of the third, its stages.
 OTHER_TILES = {"8 and 32": GluonTiles(8, 3, 0, 0, 32, 8, 3, 0), "32 and 8": GluonTiles(32, 2, 0, 0, 8, 32, 2, 0)}
@@ -120,7 +125,7 @@ def calls(draw):
     return case, tiles, draw(st.integers(1, 5)), draw(st.integers(0, 9))
 
 
-@examples(2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(2, **SHARES_FIXTURES)
 @given(call=calls())
 def test_results_of_any_call(hopper, call):
     case, *how = call
@@ -136,11 +141,6 @@ def test_results_of_any_call(hopper, call):
 def test_extreme_slopes(hopper, slope, causal):
     """The keys that have all the weight are in tiles that every query sees."""
     check_extreme_slopes("triton", slope, causal=causal, queries=70, keys=70)
-
-
-@pytest.mark.parametrize("start", first_fast([2**60, 2**45 + 1, -(2**60)]))
-def test_positions_far_from_all_keys(hopper, start):
-    check_far_positions("triton", start, 40)
 
 
 @pytest.mark.parametrize(

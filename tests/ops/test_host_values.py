@@ -152,17 +152,3 @@ def test_positions_are_checked_in_each_call(backend, start):
             with pytest.raises(ValueError, match="query_start"):
                 attend(**inputs, query_start=torch.tensor([0, start]), dropout_p=dropout_p)
             attend(**inputs, query_start=torch.tensor([0, 1]), dropout_p=dropout_p)
-
-
-LEGAL = [(0, torch.int64), (FARTHEST, torch.int64), (-FARTHEST, torch.int64), (2**31 - 1, torch.int32)]
-
-
-@pytest.mark.exhaustive_in_interpreter
-@pytest.mark.parametrize(("start", "dtype"), LEGAL)
-@on_each_backend
-def test_legal_positions(backend, start, dtype):
-    query = torch.randn(1, 2, 3, 8)
-    for shape in ((), (1,)):
-        start_of_rows = torch.full(shape, start, dtype=dtype)
-        out = alibi_attention(query, query, query, query_start=start_of_rows, backend=backend)
-        assert torch.equal(out, alibi_attention(query, query, query, query_start=start, backend=backend))

@@ -2,22 +2,22 @@
 
 import math
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels.ops.library import overload
 
-from ..support.backends import serving
+from ..support.backends import needs_interpreter, needs_native, serving
 from ..support.kernels import CountedKernel, pretended
 from ..support.tiers import first_fast
 
 NAME = "moment_statistics"
 SERVING = serving(NAME, None)
 on_every_backend = pytest.mark.parametrize("backend", SERVING)
-interpreted = pytest.mark.skipif("triton" not in SERVING, reason="Triton's interpreter is not available")
+interpreted = needs_interpreter(NAME, None)
 
 
 def plain(momentum, second_moment, gradients):
@@ -27,20 +27,19 @@ def plain(momentum, second_moment, gradients):
         for tensors in (momentum, second_moment, gradients)
     )
     roots, sizes = [math.sqrt(value) for value in second], [abs(value) for value in first]
-    squares = [value * value for value in grads]
-    return [
-        *(number for each in (roots, sizes) for number in (math.fsum(each), max(each, default=0))),
-        math.fsum(squares),
-    ]
+    squares = math.fsum(value * value for value in grads)
+    return [math.fsum(roots), max(roots, default=0), math.fsum(sizes), max(sizes, default=0), squares]
 
 
 def pairs(tensor):
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def second_moments(tensors):
+def squares_of(tensors):
+    squares = [pairs(tensor).double().square().to(pairs(tensor).dtype) for tensor in tensors]
     return [
-        torch.view_as_complex(pairs(t).square()) if t.is_complex() else t.double().square().to(t.dtype) for t in tensors
+        torch.view_as_complex(each) if tensor.is_complex() else each
+        for each, tensor in zip(squares, tensors, strict=True)
     ]
 
 
@@ -79,14 +78,14 @@ TENSORS = {
 @on_every_backend
 def test_against_plain_numbers(backend, name):
     tensors = TENSORS[name]()
-    check(backend, tensors, second_moments(tensors), tensors[::-1])
+    check(backend, tensors, squares_of(tensors), tensors[::-1])
 
 
 @pytest.mark.parametrize("backend", [backend for backend in SERVING if backend != "triton"])
 def test_float64_is_not_rounded_to_float32(backend):
     """The Triton kernel rounds."""
     tensors = [torch.tensor([1e100, -3e100, 2e-100], dtype=torch.float64)]
-    check(backend, tensors, [tensor.square() for tensor in tensors], tensors)
+    check(backend, tensors, squares_of(tensors), tensors)
 
 
 @on_every_backend
@@ -103,7 +102,7 @@ def test_three_empty_lists_are_refused():
         overload(NAME, "reference")([], [], [])
 
 
-@pytest.mark.skipif("native" not in SERVING, reason="the kernels are not built")
+@needs_native
 def test_native_bits_do_not_depend_on_the_threads(threads):
     lists = [[torch.rand(n) for n in (3, 400_000, 17_000)] for _ in range(3)]
     found = []
@@ -132,15 +131,7 @@ def test_more_tensors_and_chunks_than_a_program_reads_at_once(small_sizes, momen
     counts = momentum, second_moments, gradients
     lists = [[torch.randn(18 + 5 * (i == 0) - i % 3)[1:] for i in range(count)] for count in counts]
     for _ in range(2):  # the second launch finds the tickets at zero
-        check("triton", lists[0], [tensor.square() for tensor in lists[1]], lists[2])
-
-
-@interpreted
-def test_nan_in_one_of_many_groups(small_sizes):
-    tensors = [torch.ones(16) for _ in range(5)]
-    tensors[2] = torch.full((16,), math.nan)
-    got = overload(NAME, "triton")(tensors, [torch.ones(16)], []).tolist()
-    assert got == pytest.approx([16, 1, math.nan, math.nan, 0], nan_ok=True)
+        check("triton", lists[0], squares_of(lists[1]), lists[2])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -156,50 +147,28 @@ def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, 
     assert got == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.exhaustive_in_interpreter
-@on_every_backend
-def test_opcheck(backend):
-    tensors = [torch.rand(3, 4), torch.rand(5)]
-    torch.library.opcheck(overload(NAME, backend), (tensors, tensors, tensors))
-
-
 @interpreted
 def test_one_launch_and_the_same_bits_each_time(small_sizes, monkeypatch):
     from seqwarm_kernels.ops.moment_statistics import triton as host
 
-    counted = CountedKernel(host.moment_kernel)
-    monkeypatch.setattr(host, "moment_kernel", counted)
+    counted = CountedKernel(monkeypatch, host, "moment_kernel")
     lists = [[torch.rand(n) for n in (3, 16, 17)] for _ in range(3)]
     results = [overload(NAME, "triton")(*lists) for _ in range(2)]
     assert counted.grids == [(3 * (1 + 1 + 2),)] * 2  # a program for each chunk
     assert torch.equal(*results)
 
 
-class Copies(TorchDispatchMode):
-    """Notes of each copy between devices whether its source is pinned, and whether the host may go on."""
-
-    def __init__(self):
-        super().__init__()
-        self.pinned, self.noted = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._pin_memory.default:  # pretended tensors have no such memory
-            self.pinned.append(args[0])
-            return args[0]
-        if func is torch.ops.aten._to_copy.default:
-            self.noted.append((any(args[0] is tensor for tensor in self.pinned), kwargs.get("non_blocking")))
-        return func(*args, **(kwargs or {}))
-
-
 @interpreted
-def test_the_host_does_not_wait_for_the_table_of_a_pretended_gpu():
+def test_the_host_does_not_wait_for_the_table_of_a_pretended_gpu(monkeypatch):
     from seqwarm_kernels.ops.moment_statistics.triton import Span, make_table
 
-    with FakeTensorMode(), Copies() as copies:
-        table = make_table.__wrapped__(((Span(16, 3, torch.float32),), (), ()), torch.device("cuda:0"), 0)
-    assert table.entries.is_cuda
+    device, pinned = torch.device("cuda:0"), Mock()
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned)
+    with FakeTensorMode():
+        table = make_table.__wrapped__(((Span(16, 3, torch.float32),), (), ()), device, 0)
+    assert table.entries is pinned.to.return_value
+    pinned.to.assert_called_once_with(device, non_blocking=True)
     assert table.tickets.is_cuda
-    assert copies.noted == [(True, True)]
 
 
 @interpreted

@@ -1,12 +1,14 @@
 """What torch requires of every operator: schema, fake, autograd; torch.compile without recompiles; autocast."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
 from seqwarm_kernels.ops import backends, kernels
@@ -48,13 +50,14 @@ def test_every_backend_that_is_installed_serves_every_operator(operator, impleme
     assert None in [backends.why_not(operator, implementation, device) for device in backends.DEVICE_TYPES]
 
 
-def dense_arguments(kind, slopes_shape=(2,)):
+def dense_arguments(slopes_shape=(2, 2), is_plain=False):
     query = torch.randn(2, 2, 6, 5, requires_grad=True)
     key, value = (torch.randn(2, 1, 6, 5, requires_grad=True) for _ in range(2))
     options = DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-    if kind == "all":
+    if not is_plain:
         mask = torch.rand(2, 6) > 0.3
-        options = DenseOptions(torch.tensor([1, 2]), mask, torch.tensor(5), 0, False, 0.5, None, 3, 0.1, 2**-24)
+        bound = torch.ones(2, 1)
+        options = DenseOptions(torch.tensor([1, 2]), mask, torch.tensor(5), 0, False, 0.5, None, 3, 0.1, 2**-24, bound)
     return query, key, value, torch.rand(slopes_shape, requires_grad=True), *options
 
 
@@ -66,55 +69,50 @@ def varlen_arguments(starts=None):
     return query, key, value, torch.rand(3, 4, requires_grad=True), *options
 
 
-def resize_arguments(rule):
-    inputs, mask = [torch.arange(22).view(2, 11), torch.randn(2, 11, 3)], torch.ones(2, 11, dtype=torch.bool)
-    return inputs, mask, 2, 11, 4, rule, [Kind.LABEL, Kind.SEQUENCE], [-100, 0.0], True
+def backward_of(operator, arguments, slopes_need_grad=True):
+    """The operator of the gradients, and its arguments."""
+    arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
+    outputs = overload(operator, "reference")(*arguments)
+    gradients = outputs[0], outputs[1].nan_to_num(neginf=0)
+    return f"{operator}_backward", (*gradients, *outputs, slopes_need_grad, *arguments)
 
 
-def resize_packed_arguments(rule):
-    pieces, bounds = cut_sequences(np.array([0, 5, 5, 9]), 3, rule)
+def resize_packed_arguments():
+    pieces, bounds = cut_sequences(np.array([0, 5, 5, 9]), 3, "reshape_overlap")
     inputs = [torch.rand(3), torch.rand(9, 2), torch.arange(9), torch.arange(9), torch.arange(9)]
     return inputs, torch.ones(9), pieces, int(bounds[-1]), [*map(int, PackedKind)], [0, 0, -100, 0, 0], True
 
 
-def opcheck(operator, backend, arguments):
+CALLS = [
+    ("alibi_attention", dense_arguments()),
+    ("alibi_attention_varlen", varlen_arguments(torch.tensor([0, 3, -1]))),
+    backward_of("alibi_attention", dense_arguments()),
+    backward_of("alibi_attention_varlen", varlen_arguments()),
+    ("resize_packed", resize_packed_arguments()),
+    ("moment_statistics", ([torch.rand(3, 4), torch.rand(5)],) * 3),
+]
+MORE_CALLS = [
+    ("alibi_attention", dense_arguments([2], is_plain=True)),
+    backward_of("alibi_attention", dense_arguments(), slopes_need_grad=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"), [*CALLS, *(pytest.param(*call, marks=pytest.mark.slow) for call in MORE_CALLS)]
+)
+@native_first("alibi_attention")
+def test_opcheck(backend, operator, arguments):
     torch.library.opcheck(overload(operator, backend), arguments)
-
-
-@pytest.mark.parametrize(("kind", "slopes_shape"), first_fast([("all", [2, 2]), ("plain", [2])]), ids=str)
-@native_first("alibi_attention")
-def test_opcheck_attention(backend, kind, slopes_shape):
-    opcheck("alibi_attention", backend, dense_arguments(kind, slopes_shape))
-
-
-@native_first("alibi_attention_varlen")
-def test_opcheck_varlen(backend):
-    opcheck("alibi_attention_varlen", backend, varlen_arguments(torch.tensor([0, 3, -1])))
-
-
-@pytest.mark.parametrize("slopes_need_grad", first_fast([True, False]))
-@pytest.mark.parametrize("operator", ["alibi_attention", "alibi_attention_varlen"])
-@native_first("alibi_attention")
-def test_opcheck_backward(backend, operator, slopes_need_grad):
-    arguments = dense_arguments("all") if operator == "alibi_attention" else varlen_arguments()
-    arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
-    outputs = overload(operator, backend)(*arguments)
-    gradients = outputs[0], outputs[1].nan_to_num(neginf=0)
-    opcheck(f"{operator}_backward", backend, (*gradients, *outputs, slopes_need_grad, *arguments))
 
 
 @pytest.mark.parametrize("rule", first_fast(RULES, "exhaustive"))
 @native_first("resize_batch")
 def test_opcheck_resize(backend, rule):
-    arguments = resize_arguments(rule)
-    opcheck("resize_batch", backend, arguments)
+    inputs, mask = [torch.arange(22).view(2, 11), torch.randn(2, 11, 3)], torch.ones(2, 11, dtype=torch.bool)
+    arguments = inputs, mask, 2, 11, 4, rule, [Kind.LABEL, Kind.SEQUENCE], [-100, 0.0], True
+    torch.library.opcheck(overload("resize_batch", backend), arguments)
     outputs = [torch.zeros_like(output) for output in allocate(*arguments)]
-    opcheck("resize_batch_out", backend, (*arguments, outputs))
-
-
-@native_first("resize_packed")
-def test_opcheck_resize_packed(backend):
-    opcheck("resize_packed", backend, resize_packed_arguments("reshape_overlap"))
+    torch.library.opcheck(overload("resize_batch_out", backend), (*arguments, outputs))
 
 
 def num_graphs():
@@ -242,35 +240,22 @@ def test_autocast_does_not_cast_float64(backend):
 @pytest.mark.exhaustive_in_interpreter
 @on_every_backend("alibi_attention")
 def test_checkpointing_replays_the_dropout(backend):
+    """torch.ops.seqwarm.alibi_attention.<backend> runs once if its outputs are saved, else twice."""
     inputs = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)]
+    operator = getattr(torch.ops.seqwarm.alibi_attention, backend)
 
     def attend(*tensors):
         return alibi_attention(*tensors, dropout_p=0.5, backend=backend)
 
     def gradients(function):
         torch.manual_seed(5)
-        return torch.autograd.grad(function().square().sum(), inputs)
+        return torch.autograd.grad(function(*inputs).square().sum(), inputs)
 
-    recomputed = gradients(lambda: torch.utils.checkpoint.checkpoint(attend, *inputs, use_reentrant=False))
-    torch.testing.assert_close(recomputed, gradients(lambda: attend(*inputs)), rtol=0, atol=0)
-
-
-@pytest.mark.exhaustive_in_interpreter
-@on_every_backend("alibi_attention")
-def test_selective_checkpointing_knows_the_operator_by_name(backend):
-    """torch.ops.seqwarm.alibi_attention.<backend> runs once if its outputs are saved, else twice."""
-    inputs = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)]
-    operator = getattr(torch.ops.seqwarm.alibi_attention, backend)
-    expected = torch.autograd.grad(alibi_attention(*inputs, backend=backend).square().sum(), inputs)
+    expected = gradients(attend)
     for saved, times in (([operator], 1), ([], 2)):
+        selection = partial(create_selective_checkpoint_contexts, saved)
         with CalledOperators() as called:
-            out = torch.utils.checkpoint.checkpoint(
-                lambda *tensors: alibi_attention(*tensors, backend=backend),
-                *inputs,
-                use_reentrant=False,
-                context_fn=lambda saved=saved: torch.utils.checkpoint.create_selective_checkpoint_contexts(saved),
-            )
-            found = torch.autograd.grad(out.square().sum(), inputs)
+            found = gradients(partial(checkpoint, attend, use_reentrant=False, context_fn=selection))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert called.names.count(operator.name()) == times
 

@@ -3,24 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
 from tests.support import cut_tokens
-from tests.support.backends import OPERATOR_ERROR, backend_fixture, needs_interpreter, needs_native
+from tests.support.backends import OPERATOR_ERROR, SHARES_FIXTURES, backend_fixture, needs_interpreter, needs_native
 from tests.support.kernels import CountedKernel
 from tests.support.tiers import examples, first_fast
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-
 backend = backend_fixture("resize_packed")
-
-# Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
-named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 OTHERS = [torch.bool, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
@@ -113,7 +109,7 @@ def problems(draw):
 
 
 @pytest.mark.exhaustive_in_interpreter
-@examples(30, **named_backend)
+@examples(30, **SHARES_FIXTURES)
 @given(data=st.data(), problem=problems())
 def test_any_pieces_of_any_tensors(backend, data, problem):
     lengths, pieces = problem
@@ -276,15 +272,10 @@ def test_items_of_a_group_are_at_most_16_bytes(dtype, units, width):
 def test_one_launch_whatever_the_number_of_tensors(monkeypatch, return_info):
     from seqwarm_kernels.ops.resize_packed import triton as host
 
-    counted = CountedKernel(host.resize_packed_kernel)
-    monkeypatch.setattr(host, "resize_packed_kernel", counted)
+    counted = CountedKernel(monkeypatch, host, "resize_packed_kernel")
     batch = {f"tensor_{i}": torch.randint(100, (1, 9)) for i in range(8)} | {"weights": torch.rand(2)}
-    batch |= {"labels": torch.arange(9)[None], "cu_seqlens": torch.tensor([0, 5, 9])}
-    resized = resize_batch(batch, 3, backend="triton", return_info=return_info)
-    resized = resized[0] if return_info else resized
-    assert counted.launches == 1
-    for i in range(8):
-        assert torch.equal(resized[f"tensor_{i}"], batch[f"tensor_{i}"][:, [0, 1, 2, 5, 6, 7]])
+    resize_batch(batch | {"cu_seqlens": torch.tensor([0, 5, 9])}, 3, backend="triton", return_info=return_info)
+    assert len(counted.grids) == 1
 
 
 @pytest.mark.gpu

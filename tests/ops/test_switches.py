@@ -1,10 +1,11 @@
 """Switches by environment variables: what is read, and what a choice changes."""
 
+import importlib.util
+
 import pytest
 
 from seqwarm_kernels import cli
 from seqwarm_kernels.utils.switches import SWITCHES, switch
-from tests.support.kernels import pretended
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -25,8 +26,11 @@ def test_choices(monkeypatch, capsys, name):
     assert f"seqwarm info: error: {name} must be" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("choice", "10")
-def test_attention_compiles_without_bulk_copies(choice):
-    pytest.importorskip("triton", reason="triton is not installed")
-    assert any(pretended("bulk_copies", 90, SEQWARM_BULK_COPIES=choice)) == (choice == "1")
+def test_bulk_copies(monkeypatch, choice):
+    """The switch is read when a module is imported: here once more."""
+    monkeypatch.setenv("SEQWARM_BULK_COPIES", choice)
+    spec = importlib.util.find_spec("seqwarm_kernels.ops.alibi_attention.triton_configurations")
+    configurations = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(configurations)
+    assert configurations.Chip(90).copies_in_bulk is (choice == "1")

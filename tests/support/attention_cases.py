@@ -152,6 +152,17 @@ def _segments(length, **more):
     return Case({"segment_length": length, **more}, lengths=(200, 200))
 
 
+def _unused(query_start, lengths, batch_size=1, mask=None, **more):
+    options = {"query_start": query_start, "skip_tolerance": 2.0**-24, **more}
+    return Case(options, lengths, batch_size=batch_size, slopes=0.01, mask=mask)
+
+
+def _far(query_start, lengths=(150, 200), batch_size=1, **more):
+    """The first row is so far from all keys that float32 holds no distance. Its scores have a bias of 3."""
+    first = query_start[0] if isinstance(query_start, torch.Tensor) else query_start
+    return Case({"query_start": query_start, **more}, lengths, batch_size=batch_size, slopes=3 / abs(int(first)))
+
+
 CASES = {
     "small": Case(lengths=(30, 40), layout=("contiguous", "projection", "contiguous")),
     "causal": Case(heads=(4, 2), batch_size=2),
@@ -205,19 +216,16 @@ CASES = {
     "queries before the keys, window": Case({"query_start": -35, "window": 32, "causal": False}),
     "mask of the first keys": Case(mask="left", batch_size=3),
     # Keys that no query sees, as those in the unused slots of a cache, where norms of keys decide what is skipped.
-    "unused keys": Case({"query_start": 45, "skip_tolerance": 2.0**-24}, (70, 200), slopes=0.01),
-    "unused keys, starts": Case(
-        {"query_start": torch.tensor([45, 99]), "skip_tolerance": 2.0**-24},
-        (70, 200),
-        (2, 1),
-        2,
-        16,
-        0.01,
-        mask="random",
-    ),
-    "unused keys on both sides": Case(
-        {"query_start": 101, "window": 30, "causal": False, "skip_tolerance": 2.0**-24}, (70, 250), slopes=0.01
-    ),
+    "unused keys": _unused(45, (70, 200)),
+    "unused keys, starts": _unused(torch.tensor([45, 99]), (70, 200), batch_size=2, mask="random"),
+    "unused keys on both sides": _unused(101, (70, 250), window=30, causal=False),
+    "far beyond the keys": _far(2**60),
+    "far before the keys, full": _far(-(2**60), causal=False),
+    "one row far beyond the keys": _far(torch.tensor([2**45 + 1, 3]), batch_size=2, causal=False),
+    # With a short view a thread of the native kernels holds few blocks of keys at a time, and as many gradients.
+    "many blocks": Case(lengths=(600, 600), head_dim=32),
+    "many blocks, segments": Case({"segment_length": 100, "causal": False}, (600, 600), head_dim=32),
+    "many blocks, window": Case({"window": 200, "causal": False}, (600, 600), head_dim=32),
     "everything": Case(
         {"causal": False, "window": 70, "segment_length": 90, "dropout_p": 0.2, "scale": 0.3},
         (150, 150),
@@ -265,6 +273,7 @@ SHORT_CASES = {
     "7 tokens, mask": Case({}, (7, 7), batch_size=19, slopes="random", layout="slice", mask="random"),
     "16 tokens, window": Case({"window": 3}, (16, 16), batch_size=9, layout="projection"),
     "33 tokens, rows without keys": Case({}, (33, 33), batch_size=5, mask="all of some rows"),
+    "6 tokens, far beyond the keys": _far(2**45 + 1, (6, 6), batch_size=9),
     "segments of 4": Case({"segment_length": 4}, (16, 16), batch_size=9, layout="slice"),
     "40 tokens, dropout": Case({"dropout_p": 0.3, "causal": False}, (40, 40), batch_size=3, head_dim=20),
     "one segment": Case({"segment_length": 100, "causal": False, "window": 20}, (64, 64), batch_size=3),
@@ -302,6 +311,10 @@ PACKED_CASES = {
     ),
     "starts, window": PackedCase(
         ([70, 40], [200, 60]), 0, {"query_start": torch.tensor([90, -9], dtype=torch.int32), "window": 25}
+    ),
+    "far beyond the keys": PackedCase(([150] * 2,) * 2, 0, {"query_start": torch.tensor([2**60, 3])}, slopes=3 / 2**60),
+    "far before the keys, full": PackedCase(
+        ([150] * 2,) * 2, 0, {"query_start": torch.tensor([-(2**45) - 1, 3]), "causal": False}, slopes=3 / 2**45
     ),
     "one start": PackedCase(([30, 60], [50, 60]), 5, {"query_start": 0, "causal": False}),
     "one query each": PackedCase(

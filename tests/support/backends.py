@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck
 
 from seqwarm_kernels.ops import backends
 
 #: What an operator raises by itself for wrong arguments: RuntimeError with the library alone and torch 2.15.
 OPERATOR_ERROR = (ValueError, RuntimeError) if backends.module is None else ValueError
+
+#: Settings of hypothesis, which warns about fixtures that all examples share. They may, if one names a backend.
+SHARES_FIXTURES = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 needs_native = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
 

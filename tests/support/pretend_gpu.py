@@ -118,13 +118,6 @@ def described(argument):
     return argument
 
 
-def bulk_copies(chip):
-    """The number of bulk copies in each kernel of attention."""
-    launched = pretend(chip)
-    forward_and_backward(1, 128)
-    return [kernel.asm["ptx"].count("cp.async.bulk.tensor") for kernel in launched]
-
-
 def amd(chip):
     """Why Triton does not serve (None), and what kernels need that calls of attention and of resize_batch launch."""
     problem, launched = backends.problem("triton"), pretend(chip)
