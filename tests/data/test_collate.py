@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
-from seqwarm_kernels.data import (
-    PackedCollator,
-    PaddedCollator,
-    Piece,
-)
+from seqwarm_kernels.data import PackedCollator, PaddedCollator, Piece
 
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 COLLATORS = [PaddedCollator(), PackedCollator()]
@@ -91,13 +87,6 @@ def test_entries_that_change_nothing(collator):
         assert all(torch.equal(batch[entry], expected[entry]) for entry in ("input_ids", "labels"))
     collator([{"input_ids": ids, "labels": ids}])
     assert ids.tolist() == [5, 6, 7]
-
-
-@pytest.mark.parametrize("collator", [PaddedCollator(max_tokens=7), PackedCollator(max_tokens=7)])
-def test_items_longer_than_planned(collator):
-    collator([[1, 2, 3], [4, 5, 6]])
-    with pytest.raises(ValueError, match="max_tokens"):
-        collator([[1, 2, 3, 4], [5, 6, 7, 8]])
 
 
 @pytest.mark.parametrize("collator", COLLATORS)

@@ -2,19 +2,13 @@
 
 import os
 import shutil
-import uuid
 
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import (
-    ChunkError,
-    ParquetSource,
-    count_lengths,
-    write_chunks,
-)
-from seqwarm_kernels.data.files import lengths, transfers
-from seqwarm_kernels.data.files.remote import check_location, read_range, visible_files, write_file
+from seqwarm_kernels.data import ChunkError, ParquetSource, count_lengths, write_chunks
+from seqwarm_kernels.data.files import lengths
+from seqwarm_kernels.data.files.remote import read_range, visible_files, write_file
 
 from .made import TEXTS, remove, same
 
@@ -22,20 +16,6 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 TOKENS = [np.arange(number % 13, dtype=np.int32) + number for number in range(1003)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
-
-
-@pytest.fixture(params=["local", "memory"])
-def place(request, tmp_path):
-    """An empty folder, or the name of one."""
-    if request.param == "memory":
-        pytest.importorskip("upath")
-        return check_location("folder", f"memory://bucket/{uuid.uuid4().hex}")
-    return check_location("folder", tmp_path / "folder")
 
 
 def parquet(place, name, columns, rows=100, **options):
@@ -229,8 +209,9 @@ def test_a_state_of_other_files_or_columns_is_rejected(tmp_path):
 def test_a_file_that_is_not_parquet(texts, damage):
     path = texts / "a.parquet"
     write_file(path, damage(path.read_bytes()))
-    with pytest.raises(ChunkError, match=str(path)):
-        ParquetSource(texts, "text")
+    for use in (lambda: ParquetSource(texts, "text"), lambda: count_lengths(texts, len, "text")):
+        with pytest.raises(ChunkError, match=str(path)):
+            use()
     with pytest.warns(UserWarning, match=f"skipped: {path}"):
         source = ParquetSource(texts, "text", shuffle=False, on_error="skip")
     assert list(source) == TEXTS[550:]

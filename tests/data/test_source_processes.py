@@ -9,28 +9,19 @@ import uuid
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import (
-    visible_files,
-    write_chunks,
-)
+from seqwarm_kernels.data import visible_files, write_chunks
 from seqwarm_kernels.data.files.remote import check_location
 from seqwarm_kernels.utils.files import write_atomically
 
 from ..support.kills import KILLS, assert_kills_change_nothing
 from ..support.tiers import first_fast
-from .data_sets import FORMATS, NEEDS
-from .token_files import documents, need_mds, numbers
+from .data_sets import FORMATS
+from .token_files import documents, numbers
 
 FORK = multiprocessing.get_context("fork")
 EPOCHS = 2
 SAVED_AFTER = 17  #: items; few states are saved, so that most kills hit the reading. No size of a chunk is a multiple.
 DOCUMENTS = documents(600, longest=10)
-
-
-def written_as(name, folder):
-    if NEEDS.get(name) == "streaming":
-        need_mds()
-    return FORMATS[name][0](folder, DOCUMENTS)
 
 
 # ---- kills
@@ -64,7 +55,7 @@ def assert_same_items(one, other):
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("name", first_fast(["chunks", "parquet", "flat", "zipped mds", "stream"]))
 def test_kills(tmp_path, name, kills):
-    (tmp_path / "place.json").write_text(json.dumps(str(written_as(name, tmp_path))))
+    (tmp_path / "place.json").write_text(json.dumps(str(FORMATS[name][0](tmp_path, DOCUMENTS))))
     use = functools.partial(read, name)
     assert_kills_change_nothing(tmp_path, use, assert_same_items, kills=kills, context=FORK)
 

@@ -16,7 +16,7 @@ from seqwarm_kernels.data import ChunkError, ChunkSource, TokenSource, visible_f
 from seqwarm_kernels.data.files.reader import iter_lines
 
 from ..data.data_sets import FORMATS
-from ..data.token_files import END, documents, ends, need_mds, write_llm_c, write_mds
+from ..data.token_files import END, documents, ends, write_llm_c, write_mds
 from .mutations import EXAMPLES, changed, damaged, explore, refusal_of
 
 DOCUMENTS = documents(100)
@@ -228,7 +228,6 @@ def test_ends_in_a_file_of_another_format(tmp_path):
 
 
 def test_a_sample_that_is_damaged(tmp_path):
-    need_mds()
     path = write_mds(tmp_path, DOCUMENTS) / "shard.00001.mds"
     content = path.read_bytes()
     (begin,) = struct.unpack("<I", content[4:8])

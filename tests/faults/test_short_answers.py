@@ -154,24 +154,13 @@ def items_of(source):
     return [str(item.tolist() if isinstance(item, np.ndarray) else item) for item in source]
 
 
-def counted():
-    """Right answers, and the list of them."""
-    count = []
-
-    def answers():
-        while True:
-            count.append(None)
-            yield None
-
-    return count, answers()
-
-
 @pytest.mark.parametrize("prefix", first_fast(["", "filecache::"]))
 def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix):
     _, open_at, right = case
-    count, store.next_answers = counted()
+    count = itertools.count()
+    store.next_answers = (None for _ in count)
     assert items_of(open_at(prefix)) == right
-    for number in range(len(count)):
+    for number in range(next(count)):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
         store.next_answers = iter([None] * number + [half])
         assert items_of(open_at(prefix)) == right
@@ -223,7 +212,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("read", ["whole", "range", "copy"])
+@pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("change", [half, longer, lambda content: b""])
 def test_an_answer_of_another_size_is_dropped(path, store, read, change):
     store.next_answers = iter([change, change])
@@ -249,7 +238,7 @@ def test_a_file_that_is_overwritten_while_it_is_read(path, store, read, new):
     assert READS[read](path) == new
 
 
-@pytest.mark.parametrize("read", ["whole", "range", "copy"])
+@pytest.mark.parametrize("read", READS)
 def test_a_store_that_tells_no_size(path, store, read):
     store.tells_size = False
     assert READS[read](path) == bytes(range(100))

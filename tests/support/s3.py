@@ -45,7 +45,7 @@ class FaultyServer:
         """Let `times` answers to requests for a path with `part` fail.
 
         Args:
-            kind: "500", "cut" in the middle of the answer, or "short": half of the bytes, as if they were all.
+            kind: "500", or "cut" in the middle of the answer.
         """
         self._faults = [(kind, method, part)] * times
         yield
@@ -65,19 +65,8 @@ class FaultyServer:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("500 Internal Server Error", [("Content-Type", "application/xml"), ("Content-Length", "0")])
             return [b""]
-        if kind == "short":
-            return self._short(environ, start_response)
         answer = self._moto(environ, start_response)
         return answer if kind is None else _cut(b"".join(answer))
-
-    def _short(self, environ, start_response):
-        started = []
-        content = b"".join(self._moto(environ, lambda *arguments: started.append(arguments)))
-        ((status, headers, *_),) = started
-        half = content[: len(content) // 2]
-        others = [each for each in headers if not each[0].lower().startswith(("content-length", "x-amz-checksum"))]
-        start_response(status, [*others, ("Content-Length", str(len(half)))])
-        return [half]
 
 
 def _cut(content):
