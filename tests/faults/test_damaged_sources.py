@@ -178,16 +178,14 @@ FILES = {
 @pytest.mark.parametrize(
     ("file", "change", "named"),
     [
-        *(
-            ("idx", (9, "<Q", 2), "at byte 9,"),
-            ("idx", (17, "B", 6), "at byte 17,"),
-            ("idx", (17, "B", 9), "at byte 17,"),
-        ),
+        ("idx", (9, "<Q", 2), "at byte 9,"),
+        *(("idx", (17, "B", code), "at byte 17,") for code in (6, 9)),
         *(("idx", (18, "<Q", 99), "at byte 2,030,"), ("idx", (18, "<Q", 2**60), "at byte 2,042,")),
         ("idx", (LENGTHS + 8, "<i", -5), f"at byte {LENGTHS + 8},"),
         ("idx", (POINTERS + 24, "<q", 1), f"at byte {POINTERS + 24},"),
         *(("idx", (INDICES + at, "<q", 3), f"at byte {INDICES + at:,},") for at in (0, 40)),
         ("idx", (INDICES + 800, "<q", 99), f"at byte {INDICES + 800:,},"),
+        ("idx", lambda content: content[:18] + struct.pack("<QQQ", 0, 1, 0), "the index has no documents"),
         ("idx", lambda content: content.replace(b"MMIDIDX", b"OTHERXX"), "at byte 0,"),
         ("bin", lambda content: content[:-8], f"at byte {2 * TOKENS - 8:,},"),
         ("flat", lambda content: content[:-1], f"at byte {2 * TOKENS - 1:,},"),
