@@ -163,11 +163,6 @@ def test_items_that_are_cut(lengths, max_tokens, max_length, too_long, multiple,
     assert planner.tokens(np.array(lengths, int), max_length).tolist() == keeps.tolist()
 
 
-def test_items_without_tokens_take_the_room_of_a_multiple():
-    plan = BatchPlanner(8, multiple_of=4).plan([0, 0, 0, 0, 0])
-    assert sorted(plan.padded_tokens.tolist()) == [4, 8, 8]
-
-
 def test_lengths_of_many_kinds():
     arrays = (np.array([3, 2**40], dtype=dtype) for dtype in (np.int64, np.uint64))
     for lengths in (np.array([3, 200], np.uint8), torch.tensor([3, 200]), (3, 200), *arrays):

@@ -6,25 +6,12 @@ import os
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import (
-    MegatronSource,
-    PackedCollator,
-    TokenSource,
-)
+from seqwarm_kernels.data import MegatronSource, PackedCollator, TokenSource
 from seqwarm_kernels.data.files import document_ends
 from seqwarm_kernels.data.files.remote import check_location, visible_files, write_file
 
 from .made import same
-from .token_files import (
-    END,
-    documents,
-    ends,
-    numbers,
-    write_flat,
-    write_llm_c,
-    write_megatron,
-    write_npy,
-)
+from .token_files import END, documents, ends, numbers, write_flat, write_llm_c, write_megatron, write_npy
 
 DOCUMENTS = documents(1003)
 

@@ -196,7 +196,6 @@ def test_other_settings_are_rejected(tmp_path, settings):
     ("refused", "settings", "repaired"),
     [
         (["a\nb"], {}, {"format": "jsonl"}),
-        (["a\nb"], {"length_fn": lambda _: -1}, {"format": "jsonl", "length_fn": len}),
         (["a"], {"length_fn": lambda _: -1}, {"length_fn": len, "items_per_chunk": 3}),
         ([1.5], {"format": "parquet"}, {"format": "jsonl"}),
         ([], {}, {"compression": "none"}),
