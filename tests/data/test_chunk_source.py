@@ -1,6 +1,7 @@
 """Chunk files: lists of files, folders of `write_chunks`, and damaged files that raise or are skipped."""
 
 import gzip
+from unittest import mock
 
 import pytest
 
@@ -14,20 +15,19 @@ from .made import TEXTS, remove
 
 
 def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
-    read = []
-    original = chunk_source.read_chunk
-    monkeypatch.setattr(chunk_source, "read_chunk", lambda path, *a: (read.append(path.name), original(path, *a))[1])
+    read = mock.Mock(wraps=chunk_source.read_chunk)
+    monkeypatch.setattr(chunk_source, "read_chunk", read)
     source = ChunkSource(folder, buffer_chunks=3)
     iterator = iter(source)
     for _ in range(950):
         next(iterator)
-    assert len(read) == 11
-    restored, open_files = ChunkSource(folder, buffer_chunks=3), read[9:]
-    read.clear()
+    assert read.call_count == 11
+    restored, of_open_files = ChunkSource(folder, buffer_chunks=3), read.mock_calls[9:]
+    read.reset_mock()
     restored.load_state_dict(source.state_dict())
-    assert read == []
+    read.assert_not_called()
     assert next(iter(restored)) == next(iterator)
-    assert read == open_files
+    assert read.mock_calls == of_open_files
 
 
 DAMAGES = {

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -96,17 +97,13 @@ def test_columns_that_say_what_is_trained_on(tmp_path, name, values, is_refused)
 
 
 def test_lengths_that_are_counted_once(texts):
-    calls = []
-
-    def length(item):
-        calls.append(item)
-        return 2 * len(item)
-
+    length = mock.Mock(side_effect=lambda item: 2 * len(item))
     count_lengths(texts, length, "text")
-    assert calls == TEXTS
+    assert length.mock_calls == list(map(mock.call, TEXTS))
+    length.reset_mock()
     count_lengths(texts, length, "text")
-    again = calls[len(TEXTS) :]
-    assert again == [TEXTS[index] for index in (0, 49, 99, 550, 599, 649)]  # of the first row group of each file
+    again = [TEXTS[index] for index in (0, 49, 99, 550, 599, 649)]  # of the first row group of each file
+    assert length.mock_calls == list(map(mock.call, again))
     source = ParquetSource(texts, "text", with_lengths=True)
     assert all(length == 2 * len(item) for item, length in source)
     assert source.lengths().tolist() == [2 * len(item) for item in TEXTS]
@@ -124,11 +121,11 @@ def test_lengths_that_are_counted_once(texts):
 
 def test_lengths_are_read_where_they_are_needed(texts, monkeypatch):
     count_lengths(texts, len, "text")
-    read = []
-    monkeypatch.setattr(lengths, "read_range", lambda *where: read.append(where) or read_range(*where))
+    read = mock.Mock(wraps=read_range)
+    monkeypatch.setattr(lengths, "read_range", read)
     source = ParquetSource(texts, "text", with_lengths=True, shuffle=False)
     assert list(source) == [(item, len(item)) for item in TEXTS]
-    assert sum(end - start for _, start, end in read) == 11 * 128 + 4 * len(TEXTS)
+    assert sum(end - start for _, start, end in (call.args for call in read.mock_calls)) == 11 * 128 + 4 * len(TEXTS)
 
 
 def test_lengths_that_are_counted_come_before_those_of_tokens(tmp_path):

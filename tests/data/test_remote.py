@@ -222,21 +222,10 @@ def test_names_with_special_characters(s3):
     assert path in visible_files(url)
 
 
-def test_writing_and_reading_go_on(s3, folder, monkeypatch):
-    """After an interruption, a fault, and in a copy of a local folder."""
-
-    def broken():
-        yield from TEXTS[:350]
-        raise KeyboardInterrupt
-
-    url = "s3://bucket/interrupted"
-    with pytest.raises(KeyboardInterrupt):
-        write_chunks(broken(), url, 100, length_fn=len)
-    written = len(s3.requests)
-    with s3.fail("500", "chunk-000005", method="PUT"):
-        assert write_chunks(TEXTS, url, 100, length_fn=len).items == len(TEXTS)
-    put = [path for method, path in s3.requests[written:] if method == "PUT"]
-    assert "/bucket/interrupted/chunk-000002.txt.gz" not in put
+def test_reading_goes_on(s3, folder, monkeypatch):
+    """After a fault, and in a copy of a local folder."""
+    url = "s3://bucket/chunks"
+    write_chunks(TEXTS, url, 100, length_fn=len)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
     local, copy = (ChunkSource(place, shuffle=False) for place in (folder, url))
     head = list(itertools.islice(local, 350))

@@ -3,6 +3,7 @@
 import io
 import json
 from importlib.util import find_spec
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -87,18 +88,13 @@ def times(folder):
 
 @pytest.mark.parametrize("settings", [{}, PARQUET], ids=["text", "parquet"])
 def test_existing_files_are_not_written_again(tmp_path, settings):
-    items = [f"item {number}" for number in range(25)]
-    counted = []
-
-    def count(item):
-        counted.append(item)
-        return len(item)
-
+    items, count = [f"item {number}" for number in range(25)], mock.Mock(side_effect=len)
     manifest = write_chunks(items, tmp_path, 10, length_fn=count, **settings)
     before = times(tmp_path)
     assert write_chunks(items, tmp_path, 10, length_fn=count, **settings) == manifest
     assert times(tmp_path) == before
-    assert counted[25:] == [items[index] for index in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
+    again = [items[index] for index in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
+    assert count.mock_calls[25:] == list(map(mock.call, again))
 
 
 def npy(array):

@@ -237,11 +237,3 @@ def test_a_store_that_tells_no_size(path, store, read):
     assert READS[read](path) == bytes(range(100))
     write_file(path.with_name("a.txt"), b"a\n")
     assert list(ChunkSource(path.with_name("a.txt"))) == ["a"]
-
-
-def test_a_store_that_takes_a_file_for_unchanged(path, monkeypatch):
-    """As fsspec does with those of HTTP: at least those of another size are copied anew."""
-    monkeypatch.setattr(Store, "ukey", lambda self, path: path)
-    old = local_file(path)
-    write_file(path, b"new")
-    assert (local_file(path).read_bytes(), old.read_bytes()) == (b"new", bytes(range(100)))
