@@ -184,6 +184,9 @@ def test_set_epoch():
     assert list(resumed) == epochs[1][5:]
     resumed.set_epoch(0)
     assert list(resumed) == epochs[0]
+    batches.set_epoch(1)  # from its beginning: the five batches do not count
+    assert list(batches) == epochs[1]
+    assert batches.progress.items == 3 * len(LENGTHS)
 
 
 def test_the_number_of_batches_of_a_sampler():
