@@ -82,6 +82,3 @@ FORMATS = {
         open_json(opener(lambda items, **settings: StreamSource(Stream(items), **settings), buffer_size=150)),
     ),
 }
-
-#: Packages that some of them need.
-NEEDS = {"parquet": "pyarrow", "row groups": "pyarrow", "mds": "streaming", "zipped mds": "streaming"}

@@ -1,4 +1,4 @@
-"""Shared by tests of batches: random lengths, sources, a planner, and runs with restarts."""
+"""Shared by tests of sources and batches: random lengths, items, sources of them, and what they yield."""
 
 import json
 from itertools import islice
@@ -74,8 +74,8 @@ def items_of(batches):
     return [item_of(entry) for batch in batches for entry in batch]
 
 
-def first_batches(batches, count):
-    return list(islice(iter(batches), count))
+def taken(batches, count=None):
+    return list(islice(batches, count))
 
 
 class Stream:

@@ -9,6 +9,7 @@ import pickle
 from functools import partial
 from itertools import islice
 from operator import itemgetter
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece, SequenceSource
 
 from ..support.tiers import examples
-from .made import ListSource, first_batches, lengths_lists, through_json
+from .made import ListSource, lengths_lists, taken, through_json
 
 LENGTHS = np.random.default_rng(0).lognormal(3, 0.9, 700).astype(int).clip(0, 200)
 
@@ -172,6 +173,22 @@ def test_an_order_without_shuffling_and_one_inside_windows(make):
     assert longest != sorted(longest, reverse=True)
 
 
+def test_set_epoch():
+    """Starts the epoch, or goes on in it from a state that was just loaded."""
+    batches, resumed = sampler(window=100), sampler(window=100)
+    epochs = [list(batches) for _ in range(2)]
+    batches.set_epoch(1)
+    assert taken(batches, 5) == epochs[1][:5]
+    resumed.load_state_dict(batches.state_dict())
+    resumed.set_epoch(1)
+    assert list(resumed) == epochs[1][5:]
+    resumed.set_epoch(0)
+    assert list(resumed) == epochs[0]
+    batches.set_epoch(1)  # from its beginning: the five batches do not count
+    assert list(batches) == epochs[1]
+    assert batches.progress.items == 3 * len(LENGTHS)
+
+
 def test_the_number_of_batches_of_a_sampler():
     for options in ({}, {"rank": 1, "world_size": 3}, {"rank": 1, "world_size": 3, "remainder": "repeat"}):
         batches = sampler(window=100, **options)
@@ -213,27 +230,22 @@ def test_arguments_that_do_not_fit(make, named, options):
 
 @pytest.mark.parametrize("rule", ["budget", "packed", "cut"])
 def test_a_restart_plans_and_reads_the_open_window_only(monkeypatch, rule):
-    planned, plan = [], BatchPlanner.plan
-    monkeypatch.setattr(
-        BatchPlanner,
-        "plan",
-        lambda self, lengths, **options: planned.append(len(lengths)) or plan(self, lengths, **options),
-    )
+    plan = mock.create_autospec(BatchPlanner.plan, side_effect=BatchPlanner.plan)
+    monkeypatch.setattr(BatchPlanner, "plan", plan)
     items = [(number, 10) for number in range(9000)]
     for make in (sampler, stream):
         batches = make([10] * 9000, rule, window=500)
-        first_batches(batches, 120)
+        taken(batches, 120)
         state = json.dumps(batches.state_dict())
         assert len(state) < 700
         source, again = ListSource(items), make([10] * 9000, rule, window=500)
         if make is stream:
             again = LengthBatchStream(source, batches.planner, length=itemgetter(1), window=500)
-        del planned[:]
+        plan.reset_mock()
         again.load_state_dict(json.loads(state))
-        assert planned == []
-        assert source.reads == 0
+        assert plan.call_count == source.reads == 0
         next(iter(again))
-        assert 0 < sum(planned) < 1100
+        assert 0 < sum(len(call.args[1]) for call in plan.mock_calls) < 1100
     assert source.reads <= 500 + 64
     assert source.position > 3000
 
@@ -257,7 +269,7 @@ def test_a_restart_plans_and_reads_the_open_window_only(monkeypatch, rule):
 )
 def test_a_state_of_another_configuration(make, rule, named, changed):
     batches = make(rule=rule, window=100)
-    first_batches(batches, 3)
+    taken(batches, 3)
     other = make(**{"rule": rule, "window": 100, **changed})
     before = other.state_dict()
     with pytest.raises(ValueError, match=f"configuration.* {named} "):
@@ -289,7 +301,7 @@ SCHEDULED = {"max_tokens": 512, "max_length": scheduler(8, 200, duration=600, st
 def test_a_state_whose_open_window_is_another_one(make, rule):
     """It was resumed in the middle of another plan if only the number of items was the same."""
     batches = make(rule=rule, window=100)
-    first_batches(batches, 9)
+    taken(batches, 9)
     state = through_json(batches.state_dict())
     assert state["yielded"] != state["window_start"]
     for count in ("items", "tokens", "batches"):
@@ -302,21 +314,16 @@ def test_a_state_whose_open_window_is_another_one(make, rule):
         assert other.state_dict() == changed
         for each in (other, right):
             each.load_state_dict(state)
-        assert first_batches(other, 3) == first_batches(right, 3)
+        assert taken(other, 3) == taken(right, 3)
 
 
-def test_a_state_of_a_stream_of_other_items_or_lengths():
-    batches = of_sequence()
-    first_batches(batches, 8)
-    shorter = of_sequence(length=lambda item: len(item) - 1)
-    shorter.load_state_dict(batches.state_dict())
-    with pytest.raises(ValueError, match="must be of the same items and lengths"):
-        next(iter(shorter))
-    batches, shorter = stream(window=100), stream(LENGTHS[:100], window=100)
-    first_batches(batches, 20)
-    shorter.load_state_dict(batches.state_dict())
+@pytest.mark.parametrize("lengths", [LENGTHS + 1, LENGTHS[:100]], ids=["longer", "fewer"])
+def test_a_state_of_a_stream_of_other_items_or_lengths(lengths):
+    batches, other = stream(window=100), stream(lengths, window=100)
+    taken(batches, 20)
+    other.load_state_dict(batches.state_dict())
     with pytest.raises(ValueError, match=r"must (yield|be of) the same items"):
-        next(iter(shorter))
+        next(iter(other))
 
 
 # ---- sources of streams, and lengths of their items

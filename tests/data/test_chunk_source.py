@@ -1,50 +1,50 @@
 """Chunk files: lists of files, folders of `write_chunks`, and damaged files that raise or are skipped."""
 
 import gzip
+from unittest import mock
 
 import pytest
 
 from seqwarm_kernels.data.files.reader import ChunkError
+from seqwarm_kernels.data.files.remote import write_file
 from seqwarm_kernels.data.files.writer import write_chunks
 from seqwarm_kernels.data.sources import chunk_source
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 
-from .made import TEXTS
+from .made import TEXTS, remove
 
 
 def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
-    read = []
-    original = chunk_source.read_chunk
-    monkeypatch.setattr(chunk_source, "read_chunk", lambda path, *a: (read.append(path.name), original(path, *a))[1])
+    read = mock.Mock(wraps=chunk_source.read_chunk)
+    monkeypatch.setattr(chunk_source, "read_chunk", read)
     source = ChunkSource(folder, buffer_chunks=3)
     iterator = iter(source)
     for _ in range(950):
         next(iterator)
-    assert len(read) == 11
-    restored, open_files = ChunkSource(folder, buffer_chunks=3), read[9:]
-    read.clear()
+    assert read.call_count == 11
+    restored, of_open_files = ChunkSource(folder, buffer_chunks=3), read.mock_calls[9:]
+    read.reset_mock()
     restored.load_state_dict(source.state_dict())
-    assert read == []
+    read.assert_not_called()
     assert next(iter(restored)) == next(iterator)
-    assert read == open_files
+    assert read.mock_calls == of_open_files
 
 
 DAMAGES = {
-    "missing": lambda path: path.unlink(),
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-12]),
-    "empty": lambda path: path.write_bytes(b""),
-    "fewer items": lambda path: path.write_bytes(gzip.compress(b"another\n" * 9)),
+    "missing": remove,
+    "truncated": lambda path: write_file(path, path.read_bytes()[:-12]),
+    "fewer items": lambda path: write_file(path, gzip.compress(b"another\n" * 9)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_bad_file_raises_or_is_skipped_and_counted(tmp_path, damage):
-    write_chunks(TEXTS[:100], tmp_path, 10)
-    bad = sorted(tmp_path.glob("*.gz"))[1]
+def test_a_bad_file_raises_or_is_skipped_and_counted(place, damage):
+    write_chunks(TEXTS[:100], place, 10)
+    bad = place / "chunk-000001.txt.gz"
     DAMAGES[damage](bad)
     with pytest.raises(ChunkError, match=str(bad)):
-        list(ChunkSource(tmp_path))
-    source = ChunkSource(tmp_path, on_error="skip", shuffle=False)
+        list(ChunkSource(place))
+    source = ChunkSource(place, on_error="skip", shuffle=False)
     with pytest.warns(UserWarning, match=f"skipped: {bad}") as caught:
         kept = [*source, *source]
     assert kept == (TEXTS[:10] + TEXTS[20:100]) * 2
@@ -89,9 +89,7 @@ def test_paths_and_settings_that_do_not_fit(tmp_path, folder):
         ([path, f"file://{path}"], {}, r"paths .*a\.txt twice"),
         (["memory://a/b.txt", "filecache::memory://a/b.txt"], {}, r"paths .*memory://a/b\.txt twice"),
         ([], {}, "paths"),
-        (missing, {}, str(missing)),
         ([path, missing], {}, str(missing)),
-        (tmp_path / "missing", {}, "paths .*missing"),
         (["a.csv", "b.csv"], {}, "paths"),
         (path, {"with_lengths": True}, "length_fn"),
         (folder, {"world_size": 12}, "paths .* 12 ranks, got 11"),
@@ -104,14 +102,21 @@ def test_paths_and_settings_that_do_not_fit(tmp_path, folder):
     assert list(ChunkSource([path, tmp_path / "b.txt"])) == ["a", "a"]
 
 
-def test_folders_that_are_not_ready(tmp_path):
-    with pytest.raises(ValueError, match="manifest"):
-        ChunkSource(tmp_path)
+def test_files_and_folders_that_are_not_ready(place):
+    for missing, named in ((place, f"paths .* got {place}"), (place / "a.txt", f"{place}/a.txt: ")):
+        with pytest.raises(ValueError, match=named):
+            ChunkSource(missing)
     with pytest.raises(ValueError, match="items"):
-        write_chunks(["a", "b\nc"], tmp_path, 1)
-    with pytest.raises(ValueError, match="finished"):
-        ChunkSource(tmp_path)
-    write_chunks(["a"], tmp_path, 1)
-    for use in (lambda: ChunkSource(tmp_path, with_lengths=True), ChunkSource(tmp_path).lengths):
-        with pytest.raises(ValueError, match=f"length_fn, got {tmp_path}"):
+        write_chunks(["a", "b\nc"], place, 1)
+    with pytest.raises(ValueError, match=f"finished {place}"):
+        ChunkSource(place)
+    write_chunks(["a"], place, 1)
+    for use in (lambda: ChunkSource(place, with_lengths=True), ChunkSource(place).lengths):
+        with pytest.raises(ValueError, match=f"length_fn, got {place}"):
             use()
+    remove(place / "manifest.json")
+    with pytest.raises(ChunkError, match=f"{place}/manifest.json: "):
+        ChunkSource(place)
+    write_chunks([[1]], place / "parquet", format="parquet")
+    with pytest.raises(ValueError, match="use ParquetSource"):
+        ChunkSource(place / "parquet")

@@ -11,7 +11,6 @@ import pytest
 from seqwarm_kernels.cli import main
 from seqwarm_kernels.data import ChunkError, ChunkSource, MegatronSource, ParquetSource, TokenSource
 from seqwarm_kernels.data import write_chunks as write
-from seqwarm_kernels.data.files import transfers
 from seqwarm_kernels.data.files.remote import (
     check_location,
     check_named_once,
@@ -52,11 +51,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch, tmp_path):
+def server(monkeypatch):
     """The handler of a server, and the URL of its folder with a user and password."""
     pytest.importorskip("upath")
-    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("content", "status"):
         monkeypatch.setattr(Handler, name, getattr(Handler, name))  # put back at the end
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)

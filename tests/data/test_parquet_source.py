@@ -2,19 +2,14 @@
 
 import os
 import shutil
-import uuid
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import (
-    ChunkError,
-    ParquetSource,
-    count_lengths,
-    write_chunks,
-)
-from seqwarm_kernels.data.files import lengths, transfers
-from seqwarm_kernels.data.files.remote import check_location, read_range, visible_files, write_file
+from seqwarm_kernels.data import ChunkError, ParquetSource, count_lengths, write_chunks
+from seqwarm_kernels.data.files import lengths
+from seqwarm_kernels.data.files.remote import read_range, visible_files, write_file
 
 from .made import TEXTS, remove, same
 
@@ -22,20 +17,6 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 TOKENS = [np.arange(number % 13, dtype=np.int32) + number for number in range(1003)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
-
-
-@pytest.fixture(params=["local", "memory"])
-def place(request, tmp_path):
-    """An empty folder, or the name of one."""
-    if request.param == "memory":
-        pytest.importorskip("upath")
-        return check_location("folder", f"memory://bucket/{uuid.uuid4().hex}")
-    return check_location("folder", tmp_path / "folder")
 
 
 def parquet(place, name, columns, rows=100, **options):
@@ -116,17 +97,13 @@ def test_columns_that_say_what_is_trained_on(tmp_path, name, values, is_refused)
 
 
 def test_lengths_that_are_counted_once(texts):
-    calls = []
-
-    def length(item):
-        calls.append(item)
-        return 2 * len(item)
-
+    length = mock.Mock(side_effect=lambda item: 2 * len(item))
     count_lengths(texts, length, "text")
-    assert calls == TEXTS
+    assert length.mock_calls == list(map(mock.call, TEXTS))
+    length.reset_mock()
     count_lengths(texts, length, "text")
-    again = calls[len(TEXTS) :]
-    assert again == [TEXTS[index] for index in (0, 49, 99, 550, 599, 649)]  # of the first row group of each file
+    again = [TEXTS[index] for index in (0, 49, 99, 550, 599, 649)]  # of the first row group of each file
+    assert length.mock_calls == list(map(mock.call, again))
     source = ParquetSource(texts, "text", with_lengths=True)
     assert all(length == 2 * len(item) for item, length in source)
     assert source.lengths().tolist() == [2 * len(item) for item in TEXTS]
@@ -144,11 +121,11 @@ def test_lengths_that_are_counted_once(texts):
 
 def test_lengths_are_read_where_they_are_needed(texts, monkeypatch):
     count_lengths(texts, len, "text")
-    read = []
-    monkeypatch.setattr(lengths, "read_range", lambda *where: read.append(where) or read_range(*where))
+    read = mock.Mock(wraps=read_range)
+    monkeypatch.setattr(lengths, "read_range", read)
     source = ParquetSource(texts, "text", with_lengths=True, shuffle=False)
     assert list(source) == [(item, len(item)) for item in TEXTS]
-    assert sum(end - start for _, start, end in read) == 11 * 128 + 4 * len(TEXTS)
+    assert sum(end - start for _, start, end in (call.args for call in read.mock_calls)) == 11 * 128 + 4 * len(TEXTS)
 
 
 def test_lengths_that_are_counted_come_before_those_of_tokens(tmp_path):
@@ -229,8 +206,9 @@ def test_a_state_of_other_files_or_columns_is_rejected(tmp_path):
 def test_a_file_that_is_not_parquet(texts, damage):
     path = texts / "a.parquet"
     write_file(path, damage(path.read_bytes()))
-    with pytest.raises(ChunkError, match=str(path)):
-        ParquetSource(texts, "text")
+    for use in (lambda: ParquetSource(texts, "text"), lambda: count_lengths(texts, len, "text")):
+        with pytest.raises(ChunkError, match=str(path)):
+            use()
     with pytest.warns(UserWarning, match=f"skipped: {path}"):
         source = ParquetSource(texts, "text", shuffle=False, on_error="skip")
     assert list(source) == TEXTS[550:]

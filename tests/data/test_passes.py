@@ -23,7 +23,7 @@ from seqwarm_kernels.data import (
 )
 
 from ..support.tiers import examples, first_fast
-from .made import ListSource, through_json
+from .made import ListSource, taken, through_json
 
 ITEMS = [[number + 1] * (1 + number % 7) for number in range(60)]
 KINDS = ("sampler", "infinite sampler", "stream", "infinite stream")
@@ -62,10 +62,6 @@ LOADERS = [loader_with, torchdata_loader] if find_spec("torchdata") else [loader
 
 def loader_of(kind, planner=None, **options):
     return loader_with(batches_of(kind, planner, **options))
-
-
-def taken(batches, count=None):
-    return list(islice(batches, count))
 
 
 @cache
@@ -202,10 +198,6 @@ Passes.TestCase.settings = examples(12, stateful_step_count=20, deadline=None)
 TestPasses = Passes.TestCase
 
 
-def without_loader(batches):
-    return batches
-
-
 WORKERS = [
     (loader_with, {"num_workers": 1, "persistent_workers": True}),
     (loader_with, {"num_workers": 2}),
@@ -213,7 +205,7 @@ WORKERS = [
 ]
 
 
-@pytest.mark.parametrize(("make_loader", "workers"), [(without_loader, {}), *first_fast(WORKERS)])
+@pytest.mark.parametrize(("make_loader", "workers"), [(lambda batches: batches, {}), *first_fast(WORKERS)])
 @pytest.mark.parametrize("kind", ["sampler", "infinite stream"])
 def test_passes_that_end_early(kind, make_loader, workers):
     """Batches that workers fetched and that were not yielded are in no pass, and those of an infinite loader next.

@@ -4,22 +4,17 @@ import functools
 import json
 import multiprocessing
 import os
-import uuid
 
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import (
-    visible_files,
-    write_chunks,
-)
-from seqwarm_kernels.data.files.remote import check_location
+from seqwarm_kernels.data import visible_files, write_chunks
 from seqwarm_kernels.utils.files import write_atomically
 
 from ..support.kills import KILLS, assert_kills_change_nothing
 from ..support.tiers import first_fast
-from .data_sets import FORMATS, NEEDS
-from .token_files import documents, need_mds, numbers
+from .data_sets import FORMATS
+from .token_files import documents, numbers
 
 FORK = multiprocessing.get_context("fork")
 EPOCHS = 2
@@ -27,29 +22,23 @@ SAVED_AFTER = 17  #: items; few states are saved, so that most kills hit the rea
 DOCUMENTS = documents(600, longest=10)
 
 
-def written_as(name, folder):
-    if NEEDS.get(name) == "streaming":
-        need_mds()
-    return FORMATS[name][0](folder, DOCUMENTS)
-
-
 # ---- kills
 
 
-def read(name, folder):
+def read(name, path, folder):
     """Read the epochs of a source, or the rest of them. The state is saved now and then."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # of shards that are unpacked
-    source = FORMATS[name][1](json.loads((folder.parent / "place.json").read_text()), seed=3)
-    path, seen = folder / "progress.json", []
-    if path.exists():
-        saved = json.loads(path.read_bytes())
+    source = FORMATS[name][1](path, seed=3)
+    progress, seen = folder / "progress.json", []
+    if progress.exists():
+        saved = json.loads(progress.read_bytes())
         source.load_state_dict(saved["state"])
         seen = saved["seen"]
     while source.epoch < EPOCHS:
         for item in source:
             seen.append(np.asarray(item).tolist())
             if len(seen) % SAVED_AFTER == 0:
-                write_atomically(path, json.dumps({"seen": seen, "state": source.state_dict()}).encode())
+                write_atomically(progress, json.dumps({"seen": seen, "state": source.state_dict()}).encode())
     write_atomically(folder / "seen.json", json.dumps(seen).encode())
 
 
@@ -64,44 +53,32 @@ def assert_same_items(one, other):
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("name", first_fast(["chunks", "parquet", "flat", "zipped mds", "stream"]))
 def test_kills(tmp_path, name, kills):
-    (tmp_path / "place.json").write_text(json.dumps(str(written_as(name, tmp_path))))
-    use = functools.partial(read, name)
+    use = functools.partial(read, name, FORMATS[name][0](tmp_path, DOCUMENTS))
     assert_kills_change_nothing(tmp_path, use, assert_same_items, kills=kills, context=FORK)
 
 
 TEXTS = [f"text {number} " * (number % 9) + "." for number in range(600)]
 
 
-def write(format, folder):
+def write(format, place, folder):
     """Write chunks, or go on with it."""
-    place = json.loads((folder.parent / "place.json").read_text())
-    os.environ |= place["environment"]
-    if not (folder / "target.json").exists():
-        target = f"{place['url']}/{uuid.uuid4().hex}" if place["url"] else str(folder / "new")
-        write_atomically(folder / "target.json", json.dumps(target).encode())
-    write_chunks(TEXTS, written(folder), 100, length_fn=len, progress=False, format=format)
+    write_chunks(TEXTS, place / folder.name, 100, length_fn=len, progress=False, format=format)
 
 
-def written(folder):
-    return check_location("folder", json.loads((folder / "target.json").read_bytes()))
-
-
-def assert_same_files(one, other):
-    first, second = written(one), written(other)
+def assert_same_files(place, one, other):
+    first, second = place / one.name, place / other.name
     names = [path.name for path in visible_files(first)]
     assert names == [path.name for path in visible_files(second)]
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize("kills", KILLS)
-@pytest.mark.parametrize(("format", "where"), first_fast([("text", "local"), ("text", "s3"), ("parquet", "local")]))
-def test_kills_of_writers(request, tmp_path, format, where, kills):
+@pytest.mark.parametrize(
+    ("format", "place"), first_fast([("text", "local"), ("text", "s3"), ("parquet", "local")]), indirect=["place"]
+)
+def test_kills_of_writers(tmp_path, format, place, kills):
     """A killed process leaves no file that is not whole, and the next one ends with the same files."""
     if format == "parquet":
         pytest.importorskip("pyarrow")
-    environment, url = {}, None
-    if where == "s3":
-        environment, url = request.getfixturevalue("s3").environment, f"s3://bucket/{uuid.uuid4().hex}"
-    (tmp_path / "place.json").write_text(json.dumps({"url": url, "environment": environment}))
-    use = functools.partial(write, format)
-    assert_kills_change_nothing(tmp_path, use, assert_same_files, kills=kills, context=FORK)
+    use, compare = functools.partial(write, format, place), functools.partial(assert_same_files, place)
+    assert_kills_change_nothing(tmp_path, use, compare, kills=kills, context=FORK)

@@ -31,9 +31,9 @@ from seqwarm_kernels.data import (
 )
 
 from ..support.tiers import examples
-from .data_sets import FORMATS, NEEDS
+from .data_sets import FORMATS
 from .made import Stream, through_json
-from .token_files import documents, need_mds, numbers
+from .token_files import documents, numbers
 
 DOCUMENTS = documents(130)
 NUMBERS = list(range(130))
@@ -48,22 +48,12 @@ def buffered(name, size):
     return {} if name == "sequence" else {"buffer_size": size}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Of shards that are unpacked."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     """The path of the documents in each format, written when they are first needed."""
     written = {}
 
     def path_of(name, count=130):
-        if NEEDS.get(name) == "streaming":
-            need_mds()
         if (name, count) not in written:
             written[name, count] = FORMATS[name][0](tmp_path_factory.mktemp(name), DOCUMENTS[:count])
         return written[name, count]
@@ -314,6 +304,11 @@ def test_lengths_of_a_sequence():
     assert SequenceSource([]).lengths().dtype == np.int64
     with pytest.raises(ValueError, match="length"):
         source.lengths(lambda item: -1)
+
+
+def test_what_is_no_stream():
+    with pytest.raises(TypeError, match="dataset must have state_dict and load_state_dict, got a list"):
+        StreamSource([1])
 
 
 def test_arrays_and_datasets_that_read_many_items_at_once():

@@ -2,29 +2,17 @@
 
 import itertools
 import os
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data import (
-    MegatronSource,
-    PackedCollator,
-    TokenSource,
-)
+from seqwarm_kernels.data import MegatronSource, PackedCollator, TokenSource
 from seqwarm_kernels.data.files import document_ends
 from seqwarm_kernels.data.files.remote import check_location, visible_files, write_file
 
 from .made import same
-from .token_files import (
-    END,
-    documents,
-    ends,
-    numbers,
-    write_flat,
-    write_llm_c,
-    write_megatron,
-    write_npy,
-)
+from .token_files import END, documents, ends, numbers, write_flat, write_llm_c, write_megatron, write_npy
 
 DOCUMENTS = documents(1003)
 
@@ -109,20 +97,14 @@ def test_given_ends(tmp_path, as_file):
 
 
 @pytest.fixture
-def searches(monkeypatch):
-    found = []
-    search = document_ends._search
-
-    def counted(array, separator):
-        found.append(array.file.path.name)
-        return search(array, separator)
-
-    monkeypatch.setattr(document_ends, "_search", counted)
-    return found
+def search(monkeypatch):
+    """Counts its calls."""
+    monkeypatch.setattr(document_ends, "_search", mock.Mock(wraps=document_ends._search))
+    return document_ends._search
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_documents_are_searched_once(tmp_path, searches, beside):
+def test_documents_are_searched_once(tmp_path, search, beside):
     """Files of one name may share a folder of indices."""
     folder = None if beside else tmp_path / "index"
     for name in ("a", "b"):
@@ -131,7 +113,7 @@ def test_documents_are_searched_once(tmp_path, searches, beside):
         for token in (END, END, DOCUMENTS[0][0], DOCUMENTS[0][0]):
             TokenSource(path, end_token=token, index_folder=folder)
         assert len(list((folder or path.parent).glob("*train*.npz"))) == (4 if folder and name == "b" else 2)
-    assert len(searches) == 4
+    assert search.call_count == 4
     with pytest.raises(OSError, match=str(path)):
         TokenSource(path, end_token=END, index_folder=path)  # is no folder
 
@@ -141,27 +123,27 @@ def with_another_compression(content):
     return content[:place] + b"\x63" + content[place + 1 :]
 
 
-def test_a_damaged_index_and_one_of_a_changed_file_are_made_again(tmp_path, searches, monkeypatch):
+def test_a_damaged_index_and_one_of_a_changed_file_are_made_again(tmp_path, search, monkeypatch):
     monkeypatch.setattr(document_ends, "_TOKENS_PER_READ", 101)
     for number, made in enumerate((DOCUMENTS, DOCUMENTS[:500], DOCUMENTS[:500][::-1])):
         path = write_flat(tmp_path, made)
         os.utime(path, ns=(number, number))
         assert same(TokenSource(path, end_token=END, shuffle=False), made)
-        assert len(searches) == number + 1
+        assert search.call_count == number + 1
     (index,) = tmp_path.glob("*.npz")
     for damage in (lambda content: content[:-30], lambda _: b"", lambda _: b"junk", with_another_compression):
-        del searches[:]
+        search.reset_mock()
         index.write_bytes(damage(index.read_bytes()))
         assert same(TokenSource(path, end_token=END, shuffle=False), made)
-        assert len(searches) == 1
+        assert search.call_count == 1
 
 
-def test_an_index_and_ends_at_urls(monkeypatch, tmp_path, searches):
+def test_an_index_and_ends_at_urls(monkeypatch, tmp_path, search):
     path, place = write_flat(tmp_path, DOCUMENTS), check_location("place", f"memory://{tmp_path.name}")
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         TokenSource(path, end_token=END, index_folder=str(place / "index"))
-    assert searches == ["train.bin"]
+    assert search.call_count == 1
     assert [index.name.partition("-")[2] for index in visible_files(place / "index")] == ["train.bin.end_token-7.npz"]
     np.save(tmp_path / "ends.npy", ends(DOCUMENTS))
     write_file(place / "ends.npy", (tmp_path / "ends.npy").read_bytes())

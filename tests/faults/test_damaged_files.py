@@ -14,40 +14,38 @@ from seqwarm_kernels.tuning import NoStableSchedule, Validation, tune_schedule
 
 from .mutations import EXAMPLES, changed, damaged, explore, refusal_of
 
-
-def as_json(example):
-    return json.dumps(example, default=str).encode()
+LINES = [f"line {number}" for number in range(20)]
 
 
-def lines(count):
-    return [f"line {number}" for number in range(count)]
-
-
-@pytest.mark.parametrize("kind", ["bytes", "entries"])
-@pytest.mark.parametrize("examples", EXAMPLES)
-def test_manifest(tmp_path, kind, examples):
-    write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False)
-    path = tmp_path / "manifest.json"
+def explore_json(path, kind, examples, *uses):
+    """Damage a file. Each use works, or refuses it with an error that names its folder, and leaves it as it is."""
     content = path.read_bytes()
 
     def check(example):
-        path.write_bytes(example if kind == "bytes" else as_json(example))
+        path.write_bytes(example if kind == "bytes" else json.dumps(example, default=str).encode())
         before = path.read_bytes()
-        for use in (read_all, lambda: write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False)):
+        for use in uses:
             refusal = refusal_of(use)
             if refusal is not None:
-                assert str(tmp_path) in refusal
+                assert str(path.parent) in refusal
                 assert path.read_bytes() == before
             path.write_bytes(before)
-
-    def read_all():
-        assert {item for item, _ in ChunkSource(tmp_path, with_lengths=True)} <= set(lines(20))
 
     explore(examples, damaged(content) if kind == "bytes" else changed(json.loads(content)), check)
 
 
 def write_lines(folder, format="text"):
-    write_chunks(lines(20), folder, 10, length_fn=len, format=format, progress=False)
+    write_chunks(LINES, folder, 10, length_fn=len, format=format, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "entries"])
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_manifest(tmp_path, kind, examples):
+    def read_all():
+        assert {item for item, _ in ChunkSource(tmp_path, with_lengths=True)} <= set(LINES)
+
+    write_lines(tmp_path)
+    explore_json(tmp_path / "manifest.json", kind, examples, read_all, lambda: write_lines(tmp_path))
 
 
 def read_parquet(folder):
@@ -142,21 +140,13 @@ def tune(folder):
 @pytest.mark.parametrize("pattern", ["configuration.json", "trial_*.json"])
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_a_search(tmp_path, kind, pattern, examples):
+    def search():
+        with contextlib.suppress(NoStableSchedule):  # other perplexities have another outcome
+            tune(tmp_path)
+
     tune(tmp_path)
     (path,) = tmp_path.glob(pattern)
-    content = path.read_bytes()
-
-    def check(example):
-        path.write_bytes(example if kind == "bytes" else as_json(example))
-        before = path.read_bytes()
-        refusal = None
-        with contextlib.suppress(NoStableSchedule):  # other perplexities have another outcome
-            refusal = refusal_of(lambda: tune(tmp_path))
-        if refusal is not None:
-            assert str(tmp_path) in refusal
-            assert path.read_bytes() == before
-
-    explore(examples, damaged(content) if kind == "bytes" else changed(json.loads(content)), check)
+    explore_json(path, kind, examples, search)
 
 
 def without_weights(path):

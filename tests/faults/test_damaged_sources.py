@@ -16,7 +16,7 @@ from seqwarm_kernels.data import ChunkError, ChunkSource, TokenSource, visible_f
 from seqwarm_kernels.data.files.reader import iter_lines
 
 from ..data.data_sets import FORMATS
-from ..data.token_files import END, documents, ends, need_mds, write_llm_c, write_mds
+from ..data.token_files import END, documents, ends, write_llm_c, write_mds
 from .mutations import EXAMPLES, changed, damaged, explore, refusal_of
 
 DOCUMENTS = documents(100)
@@ -178,16 +178,14 @@ FILES = {
 @pytest.mark.parametrize(
     ("file", "change", "named"),
     [
-        *(
-            ("idx", (9, "<Q", 2), "at byte 9,"),
-            ("idx", (17, "B", 6), "at byte 17,"),
-            ("idx", (17, "B", 9), "at byte 17,"),
-        ),
+        ("idx", (9, "<Q", 2), "at byte 9,"),
+        *(("idx", (17, "B", code), "at byte 17,") for code in (6, 9)),
         *(("idx", (18, "<Q", 99), "at byte 2,030,"), ("idx", (18, "<Q", 2**60), "at byte 2,042,")),
         ("idx", (LENGTHS + 8, "<i", -5), f"at byte {LENGTHS + 8},"),
         ("idx", (POINTERS + 24, "<q", 1), f"at byte {POINTERS + 24},"),
         *(("idx", (INDICES + at, "<q", 3), f"at byte {INDICES + at:,},") for at in (0, 40)),
         ("idx", (INDICES + 800, "<q", 99), f"at byte {INDICES + 800:,},"),
+        ("idx", lambda content: content[:18] + struct.pack("<QQQ", 0, 1, 0), "the index has no documents"),
         ("idx", lambda content: content.replace(b"MMIDIDX", b"OTHERXX"), "at byte 0,"),
         ("bin", lambda content: content[:-8], f"at byte {2 * TOKENS - 8:,},"),
         ("flat", lambda content: content[:-1], f"at byte {2 * TOKENS - 1:,},"),
@@ -228,7 +226,6 @@ def test_ends_in_a_file_of_another_format(tmp_path):
 
 
 def test_a_sample_that_is_damaged(tmp_path):
-    need_mds()
     path = write_mds(tmp_path, DOCUMENTS) / "shard.00001.mds"
     content = path.read_bytes()
     (begin,) = struct.unpack("<I", content[4:8])

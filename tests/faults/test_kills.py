@@ -9,16 +9,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_hugging_face(tmp_path, kills):
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    assert_kills_change_nothing(tmp_path, trainings.hugging_face, trainings.assert_same_end, kills=kills)
-
-
-@pytest.mark.parametrize("kills", KILLS)
-def test_lightning(tmp_path, kills):
-    pytest.importorskip("lightning.pytorch")
-    assert_kills_change_nothing(tmp_path, trainings.lightning, trainings.assert_same_end, kills=kills)
+@pytest.mark.parametrize(
+    ("train", "packages"),
+    [(trainings.hugging_face, ["transformers", "accelerate"]), (trainings.lightning, ["lightning.pytorch"])],
+)
+def test_trainers(tmp_path, train, packages, kills):
+    for package in packages:
+        pytest.importorskip(package)
+    assert_kills_change_nothing(tmp_path, train, trainings.assert_same_end, kills=kills)
 
 
 @pytest.mark.parametrize("kills", KILLS)

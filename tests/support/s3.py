@@ -2,9 +2,8 @@
 
 import os
 import threading
-from contextlib import contextmanager
-
-BUCKET = "bucket"
+from contextlib import closing, contextmanager
+from unittest import mock
 
 
 class FaultyServer:
@@ -19,22 +18,12 @@ class FaultyServer:
                 pass
 
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._faults = []
+        self._fault, self.faults_left = ("", "", ""), 0
         self.requests = []  #: method and path of each request
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Silent)
         self._server.daemon_threads, self._server.block_on_close = True, False  # clients keep their connections
+        self.url = f"http://127.0.0.1:{self._server.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def environment(self):
-        """The environment variables of a client."""
-        return {
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.port}",
-            "AWS_MAX_ATTEMPTS": "1",  # botocore waits half a second before another one
-        }
 
     def close(self):
         self._server.shutdown()
@@ -45,39 +34,24 @@ class FaultyServer:
         """Let `times` answers to requests for a path with `part` fail.
 
         Args:
-            kind: "500", "cut" in the middle of the answer, or "short": half of the bytes, as if they were all.
+            kind: "500", or "cut" in the middle of the answer.
         """
-        self._faults = [(kind, method, part)] * times
+        self._fault, self.faults_left = (kind, method, part), times
         yield
-        self._faults = []
-
-    @property
-    def faults_left(self):
-        return len(self._faults)
+        self.faults_left = 0
 
     def _answer(self, environ, start_response):
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         self.requests.append((method, path))
-        kind = None
-        if self._faults and self._faults[0][1] == method and self._faults[0][2] in path:
-            kind = self._faults.pop(0)[0]
+        kind, failing, part = self._fault
+        if not (self.faults_left and method == failing and part in path):
+            return self._moto(environ, start_response)
+        self.faults_left -= 1
         if kind == "500":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("500 Internal Server Error", [("Content-Type", "application/xml"), ("Content-Length", "0")])
             return [b""]
-        if kind == "short":
-            return self._short(environ, start_response)
-        answer = self._moto(environ, start_response)
-        return answer if kind is None else _cut(b"".join(answer))
-
-    def _short(self, environ, start_response):
-        started = []
-        content = b"".join(self._moto(environ, lambda *arguments: started.append(arguments)))
-        ((status, headers, *_),) = started
-        half = content[: len(content) // 2]
-        others = [each for each in headers if not each[0].lower().startswith(("content-length", "x-amz-checksum"))]
-        start_response(status, [*others, ("Content-Length", str(len(half)))])
-        return [half]
+        return _cut(b"".join(self._moto(environ, start_response)))
 
 
 def _cut(content):
@@ -87,16 +61,17 @@ def _cut(content):
 
 @contextmanager
 def served_bucket():
-    """A server with an empty bucket. The environment variables of this process lead to it."""
-    server = FaultyServer()
-    before = dict(os.environ)
-    os.environ |= server.environment
-    try:
-        import s3fs
+    """A server with an empty bucket, "bucket". The environment variables of this process lead to it."""
+    import s3fs
 
-        s3fs.S3FileSystem().mkdir(BUCKET)
-        yield server
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        server.close()
+    with closing(FaultyServer()) as server:
+        client = {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": server.url,
+            "AWS_MAX_ATTEMPTS": "1",  # botocore waits half a second before another one
+        }
+        with mock.patch.dict(os.environ, client):
+            s3fs.S3FileSystem().mkdir("bucket")
+            yield server
