@@ -5,6 +5,7 @@ Import before torch starts Triton, in a process without TRITON_INTERPRET. Tensor
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from triton.runtime.driver import driver
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import LIBRARY
 
-from .chips import described, target_of
+from .chips import CHIPS, described, target_of
 
 
 class _Driver:
@@ -31,7 +32,8 @@ class _Driver:
     )
 
     def get_current_device(self) -> int:
-        return 0
+        """Triton keeps what it compiled for a device."""
+        return CHIPS.index(self._chip)
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -47,10 +49,16 @@ def pretend(chip: int | str) -> None:
     """From now on kernels are compiled for `chip`, and `backend="triton"` serves tensors on the CPU."""
     driver.set_active(_Driver(chip))
     setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))  # noqa: B010
-    host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     for name in ("triton", "triton_short", "gluon"):
         module = importlib.import_module(f"seqwarm_kernels.ops.alibi_attention.{name}")
         setattr(module, "chip_of", lambda device: described(chip))  # noqa: B010
+    importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")._known.clear()
+    _serve()
+
+
+@functools.cache
+def _serve() -> None:
+    host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     for name, forward, backward in host.OPERATORS:
         LIBRARY.impl(f"{name}.triton", forward, "CPU")
         LIBRARY.impl(f"{name}_backward.triton", backward, "CPU")
