@@ -40,7 +40,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 #: Rows, queries and keys: rows that share tiles, a row of several tiles, one that skips keys, one that is long enough
 #: for the kernels for Hopper, which does not skip keys, and decoding.
 LONG, DECODING = (1, 4096, 4096), (1, 1, 1024)
-SIZES = ((4, 16, 16), (1, 256, 256), (1, 1024, 1024), LONG, DECODING)
+SIZES: tuple[tuple[int, int, int], ...] = ((4, 16, 16), (1, 256, 256), (1, 1024, 1024), LONG, DECODING)
 #: Kinds of calls. What a kind shares with those above it is not compiled again.
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {},
@@ -88,9 +88,7 @@ class Report:
 
 
 def call(
-    rows: int,
-    queries: int,
-    keys: int,
+    size: tuple[int, int, int],
     head_dim: int,
     dtype: torch.dtype,
     *,
@@ -108,12 +106,12 @@ def call(
 ) -> None:
     """Forward, and backward if each query has a key."""
     host: Any = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
-    key_heads = key_heads or heads
+    (rows, queries, keys), key_heads = size, key_heads or heads
     query = torch.zeros(rows, queries, heads, head_dim, dtype=dtype).transpose(1, 2)
     key = torch.zeros(rows, keys, key_heads, head_dim, dtype=dtype).transpose(1, 2)
     seed = torch.zeros((rows, heads, 4) if head_offsets else (), dtype=torch.int64) if dropout else None
     start = torch.zeros(rows, dtype=torch.int64) if starts else None
-    tolerance = 0.0 if (rows, queries, keys) == LONG else DEFAULT_SKIP_TOLERANCE
+    tolerance = 0.0 if size == LONG else DEFAULT_SKIP_TOLERANCE
     dropout_p, scale = 0.1 if dropout else 0.0, head_dim**-0.5
     options: DenseOptions | VarlenOptions = DenseOptions(
         start,
@@ -130,8 +128,11 @@ def call(
     )
     if packed:
         query, key = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key))
-        ends = [length * torch.arange(rows + 1, dtype=torch.int32) for length in (queries, keys)]
-        options = VarlenOptions(*ends, seed, queries, keys, causal, scale, window, dropout_p, tolerance, start)
+        ends = queries * torch.arange(rows + 1, dtype=torch.int32)
+        other_ends = keys * torch.arange(rows + 1, dtype=torch.int32)
+        options = VarlenOptions(
+            ends, other_ends, seed, queries, keys, causal, scale, window, dropout_p, tolerance, start
+        )  # fmt: skip
     slopes = alibi_slopes(heads)
     out, lse, *saved = host.forward(query, key, key, slopes, options)
     if queries == keys:
@@ -158,7 +159,7 @@ class Compilation:
         triton_configurations.BULK_COPIES = range(90, 90 if options.pop("pointers", False) else 120)
         pretend(chip)
         for size in options.pop("sizes", SIZES):
-            call(*size, head_dim, DTYPES[dtype], **options)
+            call(size, head_dim, DTYPES[dtype], **options)
         for compiled in [*self._launched.values()][known:]:
             yield report_of(compiled, chip, head_dim, dtype, variant)
 
@@ -179,14 +180,14 @@ def _tiles(compiled: CompiledKernel) -> str:
 
 
 def report_of(compiled: CompiledKernel, chip: int | str, head_dim: int, dtype: str, variant: str) -> Report:
-    call = _name(compiled.name), chip, head_dim, dtype, variant, _tiles(compiled), compiled.metadata.shared
+    described = _name(compiled.name), chip, head_dim, dtype, variant, _tiles(compiled), compiled.metadata.shared
     if isinstance(chip, str):
-        return Report(*call, **asdict(amdgcn.read(compiled.asm["amdgcn"])))
+        return Report(*described, **asdict(amdgcn.read(compiled.asm["amdgcn"])))
     registers, stack, assembly = disassemble(compiled.asm["cubin"])
     loops = inner_loops(assembly, chip)
     partitions = re.split(r"^ +(?:default \{|partition\d+\()", compiled.asm["ttgir"], flags=re.MULTILINE)[1:]
     return Report(
-        *call,
+        *described,
         registers=registers,
         spilled_bytes=stack,
         matrix=len(re.findall(rf"\b{MATRIX[chip]}", assembly)),
