@@ -14,7 +14,7 @@ from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
 from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
-from .alibi_attention.report import DECODING, SEGMENTS, SHORT, find
+from .alibi_attention.report import DECODING, SEGMENTS, SHORT, by_dtype_and_work, find
 from .alibi_attention.segments import segments_table
 from .batching.report import LARGE_RECORDS, PADDING, READERS_RECORDS, large_corpus_table, readers_table
 from .batching.report import RECORDS as BATCHING
@@ -78,12 +78,11 @@ def _attention_peers() -> str:
         FLASH.name: "SDPA without any bias",
         EAGER.name: "eager with a dense bias",
     }
-    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
-    rows = [
-        [label, *(_time_text(_attention_time(records, name, 1024, dtype, work)) for dtype, work in columns)]
-        for name, label in names.items()
-    ]
-    return markdown(["2 rows of 1,024 tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
+
+    def cell(name: str, dtype: str, work: str) -> str:
+        return _time_text(_attention_time(records, name, 1024, dtype, work))
+
+    return by_dtype_and_work("2 rows of 1,024 tokens", {label: name for name, label in names.items()}, cell)
 
 
 def _attention_lengths() -> str:
@@ -122,7 +121,6 @@ def _short_table(records: list[CpuRecord]) -> str:
     """How many times as fast as the best peer with the bias, and as the best of all."""
     names = ("length", "layout", "dtype", "work")
     times = {(*(r.facts[name] for name in names), r.implementation): r.median_ms for r in records}
-    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
 
     def cell(length: int, dtype: str, work: str) -> str:
         ours, mask, eager, no_bias = (
@@ -132,9 +130,7 @@ def _short_table(records: list[CpuRecord]) -> str:
         ratios = _times_as_fast(ours, min(mask, eager)), _times_as_fast(ours, min(mask, eager, no_bias))
         return f"{_time_text(ours)} ({', '.join(ratios)})"
 
-    lengths = dict.fromkeys(length for length, *_ in times)
-    rows = [[f"{length}", *(cell(length, *column) for column in columns)] for length in lengths]
-    return markdown(["tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
+    return by_dtype_and_work("tokens", {length: length for length, *_ in times}, cell)
 
 
 def _decoding_table(records: list[CpuRecord]) -> str:
