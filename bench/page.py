@@ -71,18 +71,18 @@ def _attention_time(records: list[CpuRecord], implementation: str, length: int, 
 def _attention_peers() -> str:
     records = _cpu_records("cpu_alibi_attention")
     names = {
-        OURS: "**`alibi_attention`**",
-        OURS_NO_SKIP: "`alibi_attention`, `skip_tolerance=0`",
-        MASK.name: "SDPA with the dense bias as mask",
-        FLEX.name: "FlexAttention, compiled (no backward on CPUs)",
-        FLASH.name: "SDPA without any bias",
-        EAGER.name: "eager with a dense bias",
+        "**`alibi_attention`**": OURS,
+        "`alibi_attention`, `skip_tolerance=0`": OURS_NO_SKIP,
+        "SDPA with the dense bias as mask": MASK.name,
+        "FlexAttention, compiled (no backward on CPUs)": FLEX.name,
+        "SDPA without any bias": FLASH.name,
+        "eager with a dense bias": EAGER.name,
     }
 
     def cell(name: str, dtype: str, work: str) -> str:
         return _time_text(_attention_time(records, name, 1024, dtype, work))
 
-    return by_dtype_and_work("2 rows of 1,024 tokens", {label: name for name, label in names.items()}, cell)
+    return by_dtype_and_work("2 rows of 1,024 tokens", names, cell)
 
 
 def _attention_lengths() -> str:

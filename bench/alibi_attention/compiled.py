@@ -31,8 +31,7 @@ from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptio
 
 from ..common.records import lines_table
 from . import amdgcn
-from .chips import AMD, CHIPS, named
-from .pretended_gpu import pretend
+from .pretended_gpu import AMD, CHIPS, named, pretend
 from .sass import MATRIX, inner_loops
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
