@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 
 #: By subject: each command's module and purpose. Only the module of the chosen command is imported: some need optional
 #: packages.
@@ -61,18 +62,16 @@ def main() -> None:
         epilog="\n\n".join(map(_listed, GROUPS)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
-    for name in COMMANDS:
-        commands.add_parser(name, add_help=False)
-    chosen, rest = parser.parse_known_args()
-    if chosen.command is None:
+    parser.add_argument("command", choices=COMMANDS, nargs="?", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(sys.argv[1:2]).command
+    if chosen is None:
         parser.print_help()
         return
-    module = importlib.import_module(COMMANDS[chosen.command])
-    own = argparse.ArgumentParser(prog=f"python -m bench {chosen.command}", description=module.__doc__)
+    module = importlib.import_module(COMMANDS[chosen])
+    own = argparse.ArgumentParser(prog=f"python -m bench {chosen}", description=module.__doc__)
     if hasattr(module, "add_arguments"):
         module.add_arguments(own)
-    module.main(own.parse_args(rest))
+    module.main(own.parse_args(sys.argv[2:]))
 
 
 def _listed(group: str) -> str:

@@ -14,7 +14,7 @@ from .alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.figures import is_plain
 from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLASH_3, FLEX, MASK, OURS, OURS_NO_SKIP
-from .alibi_attention.report import DECODING, SEGMENTS, SHORT, find
+from .alibi_attention.report import DECODING, SEGMENTS, SHORT, by_dtype_and_work, find
 from .alibi_attention.segments import segments_table
 from .batching.report import LARGE_RECORDS, PADDING, READERS_RECORDS, large_corpus_table, readers_table
 from .batching.report import RECORDS as BATCHING
@@ -71,19 +71,18 @@ def _attention_time(records: list[CpuRecord], implementation: str, length: int, 
 def _attention_peers() -> str:
     records = _cpu_records("cpu_alibi_attention")
     names = {
-        OURS: "**`alibi_attention`**",
-        OURS_NO_SKIP: "`alibi_attention`, `skip_tolerance=0`",
-        MASK.name: "SDPA with the dense bias as mask",
-        FLEX.name: "FlexAttention, compiled (no backward on CPUs)",
-        FLASH.name: "SDPA without any bias",
-        EAGER.name: "eager with a dense bias",
+        "**`alibi_attention`**": OURS,
+        "`alibi_attention`, `skip_tolerance=0`": OURS_NO_SKIP,
+        "SDPA with the dense bias as mask": MASK.name,
+        "FlexAttention, compiled (no backward on CPUs)": FLEX.name,
+        "SDPA without any bias": FLASH.name,
+        "eager with a dense bias": EAGER.name,
     }
-    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
-    rows = [
-        [label, *(_time_text(_attention_time(records, name, 1024, dtype, work)) for dtype, work in columns)]
-        for name, label in names.items()
-    ]
-    return markdown(["2 rows of 1,024 tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
+
+    def cell(name: str, dtype: str, work: str) -> str:
+        return _time_text(_attention_time(records, name, 1024, dtype, work))
+
+    return by_dtype_and_work("2 rows of 1,024 tokens", names, cell)
 
 
 def _attention_lengths() -> str:
@@ -122,7 +121,6 @@ def _short_table(records: list[CpuRecord]) -> str:
     """How many times as fast as the best peer with the bias, and as the best of all."""
     names = ("length", "layout", "dtype", "work")
     times = {(*(r.facts[name] for name in names), r.implementation): r.median_ms for r in records}
-    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
 
     def cell(length: int, dtype: str, work: str) -> str:
         ours, mask, eager, no_bias = (
@@ -132,9 +130,7 @@ def _short_table(records: list[CpuRecord]) -> str:
         ratios = _times_as_fast(ours, min(mask, eager)), _times_as_fast(ours, min(mask, eager, no_bias))
         return f"{_time_text(ours)} ({', '.join(ratios)})"
 
-    lengths = dict.fromkeys(length for length, *_ in times)
-    rows = [[f"{length}", *(cell(length, *column) for column in columns)] for length in lengths]
-    return markdown(["tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
+    return by_dtype_and_work("tokens", {length: length for length, *_ in times}, cell)
 
 
 def _decoding_table(records: list[CpuRecord]) -> str:

@@ -6,10 +6,8 @@ A small GPT-2 with ALiBi, compiled. All batches have the same tokens.
 from __future__ import annotations
 
 import argparse
-import functools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +16,7 @@ from tqdm import tqdm
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
 from seqwarm_kernels.utils.figures import new_figure
 
-from .common.figures import label_lines, log_axis, plot, save_both
+from .common.figures import label_lines, log_axis, plot
 from .common.records import markdown, save
 
 if TYPE_CHECKING:
@@ -78,11 +76,6 @@ def run(sizes: dict[str, int], backend: str) -> Iterator[dict[str, Any]]:
                 training.scheduler.step()
                 seconds = time.perf_counter() - start
                 yield {"variant": variant, "step": index, "seq_length": length, "seconds": seconds}
-
-
-def report(lines: list[dict[str, Any]], figures: Path) -> str:
-    save_both(functools.partial(ramp_figure, lines), figures / "ramp_steps.png")
-    return ramp_table(lines)
 
 
 def ramp_figure(lines: list[dict[str, Any]]) -> Figure:

@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.figures import draw_all as draw_trainings
 from experiments.results import Result
@@ -33,59 +33,55 @@ from .moment_statistics import cpu as moments
 from .parallel import report as many_devices
 from .resize_batch import report as resizing
 
-Report = Callable[[list[dict[str, Any]], Path], str]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def _of_lines(table: Callable[[list[dict[str, Any]]], str]) -> Report:
-    """The table, without a figure."""
-    return lambda lines, figures: table(lines)
+class Report(NamedTuple):
+    """What is made of the lines of a file, or of the records that they are read as."""
+
+    table: Callable[[Any], str]
+    draw: Callable[[Any, Path], object] = lambda records, folder: None
+    read: Callable[..., Any] = dict
 
 
-def _of_records(table: Callable[[list[CpuRecord]], str]) -> Report:
-    return lambda lines, figures: table([CpuRecord(**line) for line in lines])
+def _figure(name: str, make: Callable[[Any], Figure]) -> Callable[[Any, Path], Path]:
+    return lambda records, folder: save_both(functools.partial(make, records), folder / f"{name}.png")
 
 
-def _attention_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    records = [CpuRecord(**line) for line in lines]
-    save_both(functools.partial(attention_figures.cpu_figure, records), figures / "cpu_attention.png")
+def _attention_table(records: list[CpuRecord]) -> str:
     return f"{table(records)}\n\n{goals_table(attention.cpu_goals(records))}"
 
 
-def _resize_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    records = [CpuRecord(**line) for line in lines]
-    save_both(functools.partial(resizing.cpu_figure, records), figures / "cpu_resize_batch.png")
-    return table(records)
+def _trainings(scale: Scale) -> Report:
+    return Report(
+        lambda results: f"{len(results)} results.\n\n{training_tables(results, scale)}",
+        functools.partial(draw_trainings, scale=scale),
+        Result,
+    )
 
 
-def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
-    results = [Result(**line) for line in lines]
-    draw_trainings(results, figures, scale)
-    return f"{len(lines)} results.\n\n{training_tables(results, scale)}"
-
-
-def _stability_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    stability_figures.draw_all(lines, figures)
-    return f"{len(lines)} runs.\n\n{stability_tables.report(lines)}"
-
-
-#: For each records file: a function of its records and of the folder for figures, which returns Markdown.
-REPORTS: dict[str, Report] = {
-    attention.RECORDS: _attention_report,
-    batching.RECORDS: _of_lines(lines_table),
-    batching.FIGURE_RECORDS: batching.figure_report,
-    batching.FILES_RECORDS: _of_lines(batching.files_table),
-    batching.TEXT_FILES_RECORDS: _of_lines(batching.text_files_table),
-    "cpu_demo": _of_lines(lines_table),
-    many_devices.RECORDS: many_devices.report,
-    moments.RECORDS: _of_records(moments.share_table),
-    resizing.RECORDS: _resize_report,
-    ramp.RECORDS: ramp.report,
-    STABILITY: _stability_report,
-    batching.LARGE_RECORDS: _of_lines(batching.large_corpus_table),
-    batching.READERS_RECORDS: _of_lines(lines_table),
-    shown.DEMO: shown.demo_report,
-    shown.TUNING: shown.tuning_report,
+REPORTS = {
+    attention.RECORDS: Report(_attention_table, _figure("cpu_attention", attention_figures.cpu_figure), CpuRecord),
+    batching.RECORDS: Report(lines_table),
+    batching.FIGURE_RECORDS: Report(batching.padding_table, _figure("padding", batching.histograms_figure)),
+    batching.FILES_RECORDS: Report(batching.files_table),
+    batching.TEXT_FILES_RECORDS: Report(batching.text_files_table),
+    "cpu_demo": Report(lines_table),
+    many_devices.RECORDS: Report(many_devices.tables, _figure("exchanged_bytes", many_devices.figure)),
+    moments.RECORDS: Report(moments.share_table, read=CpuRecord),
+    resizing.RECORDS: Report(table, _figure("cpu_resize_batch", resizing.cpu_figure), CpuRecord),
+    ramp.RECORDS: Report(ramp.ramp_table, _figure("ramp_steps", ramp.ramp_figure)),
+    STABILITY: Report(
+        lambda lines: f"{len(lines)} runs.\n\n{stability_tables.report(lines)}", stability_figures.draw_all
+    ),
+    batching.LARGE_RECORDS: Report(batching.large_corpus_table),
+    batching.READERS_RECORDS: Report(lines_table),
+    shown.DEMO: Report(shown.demo_table, _figure("demo_validation_loss", shown.demo_figure)),
+    shown.TUNING: Report(shown.tuning_table, _figure("tuning", shown.tuning_figure)),
 }
+#: Names with a file for each kind of CPU.
+OF_CPUS = (attention.CALLS, attention.SHORT, attention.SEGMENTS, attention.DECODING, resizing.CALLS, resizing.PACKED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,17 +93,18 @@ def main(arguments: argparse.Namespace) -> None:
     for path in sorted(arguments.records.glob("*.jsonl")):
         if not path.stem.startswith("device"):
             environment, lines = read(path)
-            text = _report_of(path)(lines, arguments.figures)
-            print(f"## {path.stem}\n\n{_facts(environment)}\n\n{text}\n")
+            report = _report_of(path)
+            records = [report.read(**line) for line in lines]
+            report.draw(records, arguments.figures)
+            print(f"## {path.stem}\n\n{_facts(environment)}\n\n{report.table(records)}\n")
     print(f"## On a GPU\n\n{_device_report(arguments.records, arguments.figures)}")
 
 
 def _report_of(path: Path) -> Report:
+    if path.stem.startswith(OF_CPUS):
+        return Report(table, read=CpuRecord)
     if path.stem.endswith("_training"):  # a file for each device
-        return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
-    by_cpu = (attention.CALLS, attention.SHORT, attention.SEGMENTS, attention.DECODING, resizing.CALLS, resizing.PACKED)
-    if path.stem.startswith(by_cpu):  # a file for each kind of CPU
-        return _of_records(table)
+        return _trainings(TOY if path.stem.startswith("cpu") else H200)
     if path.stem not in REPORTS:
         sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")
     return REPORTS[path.stem]

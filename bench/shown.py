@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 from dataclasses import fields
@@ -20,12 +19,12 @@ from seqwarm_kernels.tuning.trial import Trial
 from seqwarm_kernels.tuning.tune_schedule import RESULT
 from seqwarm_kernels.utils.run_folder import CONFIGURATION
 
-from .common.figures import save_both
 from .common.records import markdown, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Lines = list[dict[str, Any]]
 DEMO, TUNING = "cpu_demo_run", "cpu_tuning"  #: names of the records files
 
 
@@ -47,48 +46,42 @@ def main(arguments: argparse.Namespace) -> None:
     print(path)
 
 
-# ---- a demo
+# Each file has one line.
 
 
-def demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    rows = []
-    for line in lines:
-        save_both(functools.partial(demo_figure, line), figures / "demo_validation_loss.png")
-        comparison = comparison_of(line)
-        for last in (comparison.baseline[-1], comparison.warmup[-1]):
-            rows.append([last.run, f"{last.tokens:,}", f"{last.validation_loss:.4f}"])
+def demo_table(lines: Lines) -> str:
+    found = _comparison(lines)
+    rows = [
+        [last.run, f"{last.tokens:,}", f"{last.validation_loss:.4f}"] for last in (found.baseline[-1], found.warmup[-1])
+    ]
     return markdown(["run", "tokens", "validation loss"], rows)
 
 
-def demo_figure(line: dict[str, Any]) -> Figure:
+def demo_figure(lines: Lines) -> Figure:
     names = {field.name for field in fields(Settings)}  # records have others, such as the hash of the text
-    settings = Settings(**{name: value for name, value in line["settings"].items() if name in names})
-    return progress_figure(comparison_of(line), settings)
+    settings = Settings(**{name: value for name, value in lines[0]["settings"].items() if name in names})
+    return progress_figure(_comparison(lines), settings)
 
 
-def comparison_of(line: dict[str, Any]) -> Comparison:
-    return Comparison.of([Record(**evaluation) for evaluation in line["evaluations"]])
+def _comparison(lines: Lines) -> Comparison:
+    return Comparison.of([Record(**evaluation) for evaluation in lines[0]["evaluations"]])
 
 
-# ---- a search
-
-
-def tuning_report(lines: list[dict[str, Any]], figures: Path) -> str:
+def tuning_table(lines: Lines) -> str:
+    _, trials, accepted = _search(lines)
     rows = []
-    for line in lines:
-        save_both(functools.partial(tuning_figure, line), figures / "tuning.png")
-        _, trials, accepted = search_of(line)
-        for trial in trials:
-            tokens = f"{trial.duration:,}", f"{trial.cost:,}"
-            rows.append([trial.min_seq_length, *tokens, f"{trial.largest_rise:.2f}", trial.verdict(accepted)])
+    for trial in trials:
+        tokens = f"{trial.duration:,}", f"{trial.cost:,}"
+        rows.append([trial.min_seq_length, *tokens, f"{trial.largest_rise:.2f}", trial.verdict(accepted)])
     return markdown(["min length", "duration", "trained to", "largest rise", "verdict"], rows)
 
 
-def tuning_figure(line: dict[str, Any]) -> Figure:
-    return search_figure(*search_of(line))
+def tuning_figure(lines: Lines) -> Figure:
+    return search_figure(*_search(lines))
 
 
-def search_of(line: dict[str, Any]) -> tuple[SearchConfiguration, list[Trial], Trial | None]:
+def _search(lines: Lines) -> tuple[SearchConfiguration, list[Trial], Trial | None]:
+    [line] = lines
     configuration = SearchConfiguration(**line["configuration"])
     trials = [
         configuration.trial(recorded["min_seq_length"], recorded["duration"]).replayed(recorded["validations"])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from bench.common.processes import Program
+from bench.common.processes import run_program
 from bench.common.records import ROOT, environment
 from bench.gpu.records import device_environment
 from seqwarm_kernels.utils.files import write_atomically
@@ -206,13 +206,8 @@ class Runner:
         program = ["-m", "experiments.with_attention", run.attention] if run.experiment == SPEED else [str(SCRIPT)]
         if self._end is not None and time.monotonic() > self._end:
             raise OutOfTime(f"stopped before {run.name}")
-        process = Program([sys.executable, *program, *arguments], log, ROOT)
-        try:
-            last = process.wait_until(float("inf") if self._end is None else self._end)
-        except BaseException:  # Ctrl-C does not reach the process, which has its own session
-            process.wait_until(0.0)
-            raise
-        return process.code, last
+        until = float("inf") if self._end is None else self._end
+        return run_program([sys.executable, *program, *arguments], log, ROOT, until)
 
 
 def _config(folder: Path) -> dict[str, Any]:

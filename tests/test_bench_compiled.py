@@ -61,7 +61,7 @@ CONFIGURATIONS = [(chip, head_dim) for head_dim in (16, 32, 64, 128, 256) for ch
 @pytest.mark.parametrize(("chip", "head_dim"), CONFIGURATIONS)
 def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim):
     reports = compile_all([chip], head_dim)
-    others = {"decode", "merge", "norms", "backward_ranges", *SHORT}
+    others = {"decode", "merge", "key_norms", "backward_ranges", *SHORT}
     hopper = set(GLUON) if chip == 90 and head_dim in (64, 128) else set()
     assert {report["kernel"] for report in reports} == {*PRODUCTS, *others, *hopper}
     for report in reports:
@@ -139,7 +139,7 @@ AMD_LIMIT = 64 * 1024  # bytes of shared memory on gfx942, of which gfx950 has 1
 )
 def test_kernels_for_amd_spill_nothing(chip, head_dim, options):
     reports = compile_all([chip], head_dim, *options)
-    others = {"decode", "merge", "norms", "backward_ranges"}
+    others = {"decode", "merge", "key_norms", "backward_ranges"}
     assert {report["kernel"] for report in reports} == {*PRODUCTS, *SHORT, *others}
     for report in reports:
         check_amd(report)

@@ -26,12 +26,6 @@ from bench.resize_batch.report import RECORDS as RESIZING
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _no_drawing(monkeypatch):
-    """test_bench_report draws."""
-    monkeypatch.setattr("bench.common.figures.png", lambda draw, dark=False: b"")
-
-
 def page_of(table, name, rows, monkeypatch, tmp_path):
     """The table that a page of docs would show of these records."""
     monkeypatch.setattr(page, "RESULTS", tmp_path)
@@ -60,7 +54,7 @@ def test_decoding_is_measured(monkeypatch, tmp_path):
     assert text.startswith("a CPU, kind:\n\n| heads, head_dim | rows | keys | SDPA mask |")
 
 
-def test_attention_is_measured(monkeypatch, tmp_path):
+def test_attention_is_measured(monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     problem = Problem(2, 2, 2, 32, 64, dtype=torch.float32)
     monkeypatch.setattr(attention, "LONG", problem)
@@ -68,11 +62,11 @@ def test_attention_is_measured(monkeypatch, tmp_path):
     assert [record.facts["work"] for record in found] == [FORWARD] * 3 + [BOTH] * 3
     assert "peak_megabytes" in found[0].facts
     assert max(record.max_error for record in found[:3]) < 1e-4, "peers compute the same"
-    text = REPORTS[ATTENTION]([asdict(record) for record in found], tmp_path)
+    text = REPORTS[ATTENTION].table(found)
     assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
 
 
-def test_resizing_is_measured(tmp_path):
+def test_resizing_is_measured():
     threads, records = torch.get_num_threads(), []
     try:
         for method in METHODS:
@@ -84,7 +78,7 @@ def test_resizing_is_measured(tmp_path):
             records += found
     finally:
         torch.set_num_threads(threads)
-    text = REPORTS[RESIZING]([asdict(record) for record in records], tmp_path)
+    text = REPORTS[RESIZING].table(records)
     assert all(f"| {method}, 3 x 4 x 16 int64 to 6 | {OURS} | 1 |" in text for method in METHODS)
 
 

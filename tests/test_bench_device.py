@@ -26,7 +26,7 @@ class PretendPrograms:
     def __init__(self, outcomes):
         self.outcomes, self.started = outcomes, []
 
-    def __call__(self, arguments, log, cwd, **environment):
+    def __call__(self, arguments, log, cwd, until, **environment):
         module, *rest = arguments[2:]
         assert importlib.util.find_spec(module), module
         name = rest[0] if module.startswith("bench.gpu.") else module
@@ -35,7 +35,7 @@ class PretendPrograms:
         log.write_text(f"output of {name}")
         if module == "bench.gpu.steps" and not code:
             append(Path(rest[rest.index("--out") + 1]), steps.step_record(name, 1.0, failure))
-        return Namespace(code=code, wait_until=lambda moment: f"exit {code}: output")
+        return code, f"exit {code}: output"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def run(monkeypatch, tmp_path):
 
     def call(part, selection=False, **outcomes):
         programs = PretendPrograms({name.replace("_", " "): outcome for name, outcome in outcomes.items()})
-        monkeypatch.setattr(command, "Program", programs)
+        monkeypatch.setattr(command, "run_program", programs)
         command.main(Namespace(part=part, selection=selection, out=tmp_path, dry_run=False))
         return programs.started, read_device_records(tmp_path / f"device_{part}.jsonl")[1]
 

@@ -1,4 +1,4 @@
-"""Compiles every configuration of the attention kernels without a GPU, and prints what each kernel needs.
+"""Compiles the attention kernels without a GPU, as calls on one would, and prints what each kernel needs.
 
 Triton's package contains the assemblers and a disassembler, so registers, spills, shared memory and instructions are
 known without a GPU. Needs a process without TRITON_INTERPRET.
@@ -7,112 +7,63 @@ known without a GPU. Needs a process without TRITON_INTERPRET.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from tqdm import tqdm
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.compiler import CompiledKernel
 
-from seqwarm_kernels.ops.alibi_attention.triton_backward_key import backward_key_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_backward_query import backward_query_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_backward_ranges import (
-    RANGE_CHUNK,
-    RANGE_TILES,
-    backward_ranges_kernel,
-)
-from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
-    KEY_STAGES,
-    VALUE_STAGES,
-    ShortTile,
-    Tiles,
-    block_d,
-    configuration,
-    longer_tile,
-    short_tile,
-)
-from seqwarm_kernels.ops.alibi_attention.triton_decode import CHUNK, MERGED_CHUNKS, decode_tiles
-from seqwarm_kernels.ops.alibi_attention.triton_decode_kernel import decode_kernel, merge_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_forward import forward_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_short_kernel import short_backward_kernel, short_forward_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
+from seqwarm_kernels import alibi_slopes
+from seqwarm_kernels.attention.calls import DEFAULT_SKIP_TOLERANCE
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention import triton_configurations
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 
 from ..common.records import lines_table
-from . import amdgcn, compiled_gluon
-from .chips import CHIPS, described, named, target_of
+from . import amdgcn
+from .pretended_gpu import AMD, CHIPS, named, pretend
 from .sass import MATRIX, inner_loops
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-KERNELS = {
-    "norms": key_norms_kernel,
-    "forward": forward_kernel,
-    "backward_ranges": backward_ranges_kernel,
-    "backward_query": backward_query_kernel,
-    "backward_key": backward_key_kernel,
-    "decode": decode_kernel,
-    "merge": merge_kernel,
-    "short_forward": short_forward_kernel,
-    "short_backward": short_backward_kernel,
-    **compiled_gluon.KERNELS,
-}
-HOPPER = tuple(compiled_gluon.KERNELS)  # 16-bit only
-SIMPLE = ("norms", "backward_ranges", "merge")  # without a matrix product
-SHORT = ("short_forward", "short_backward")
-BY_POINTERS = ("decode", *SHORT)  # also on chips with bulk copies
-
-_TILED = {"query", "key", "value", "grad_out"}  # arguments that may be tensor descriptors
-_OPTIONAL = {
-    "query_start": "*i64",
-    "key_padding_mask": "*i1",
-    "dropout_seed": "*i64",
-    "cu_seqlens_q": "*i32",
-    "cu_seqlens_k": "*i32",
-    "key_norm_bound": "*fp32",
-    "grad_lse": "*fp32",
-    "grad_slope_rows": "*fp32",
-    "grad_slopes": "*fp32",
-    "edge_value": "*{dtype}",
-    "counters": "*i32",
-}
-_DENSE = {"out", "grad_query", "grad_key", "grad_value"}
-
-#: Kinds of calls: causal or not, the optional arguments that are passed, no bulk copies, products in TF32.
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+#: Rows, queries and keys: rows that share tiles, a row of several tiles, one that skips keys, one that is long enough
+#: for the kernels for Hopper, which does not skip keys, and decoding.
+LONG, DECODING = (1, 4096, 4096), (1, 1, 1024)
+SIZES: tuple[tuple[int, int, int], ...] = ((4, 16, 16), (1, 256, 256), (1, 1024, 1024), LONG, DECODING)
+#: Kinds of calls. What a kind shares with those above it is not compiled again.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "causal": {"causal": True},
+    "causal": {},
     "full": {"causal": False},
-    "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows", "grad_slopes"}},
-    "window": {"causal": False, "limited": True},
-    "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "edge_value"}},
-    "hidden_keys": {"causal": True, "hides": True, "present": {"query_start", "edge_value"}},
-    "packed_starts": {
-        "causal": True,
-        "limited": True,
-        "hides": True,
-        "present": {"cu_seqlens_q", "cu_seqlens_k", "edge_value", "query_start"},
-    },
-    "grouped": {"causal": True, "grouped": True},
-    "mask": {"causal": False, "present": {"key_padding_mask"}},
-    "dropout": {"causal": True, "present": {"dropout_seed"}},
-    "head_offsets": {"causal": True, "head_offsets": True, "present": {"dropout_seed"}},
+    "slopes": {"slopes_need_grad": True},
+    "window": {"causal": False, "window": 64},
+    "packed": {"packed": True},
+    "hidden_keys": {"starts": True},
+    "packed_starts": {"packed": True, "starts": True},
+    "grouped": {"key_heads": 1, "sizes": SIZES[:1]},
+    "mask": {"causal": False, "masked": True},
+    "dropout": {"dropout": True},
+    "head_offsets": {"dropout": True, "head_offsets": True},
     "pointers": {"causal": False, "pointers": True},
-    "bound": {"causal": True, "present": {"key_norm_bound"}},
-    "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
-    "tf32": {"causal": False, "dtype": "fp32", "precision": "tf32"},
-    "128 tokens": {"causal": True, "longer": True},
+    "bound": {"bound": True, "sizes": (DECODING,)},
+    "32 rows": {"bound": True, "heads": 32, "key_heads": 1, "sizes": (DECODING,)},
+    "tf32": {"causal": False, "tf32": True},
+    "128 tokens": {"sizes": ((4, 128, 128),)},
 }
+_NOT_THE_DEFAULT = ("pointers", "tf32")  # so the larger of the common head dims is enough
 
 
 @dataclass(frozen=True)
-class CompiledKernel:
+class Report:
     """Registers, memory and instructions of one compiled kernel."""
 
     kernel: str
@@ -120,10 +71,10 @@ class CompiledKernel:
     head_dim: int
     dtype: str
     variant: str
-    tiles: str  #: queries x keys, warps (of a consumer), stages
+    tiles: str  #: queries x keys, warps, stages
+    shared_bytes: int
     registers: int
     spilled_bytes: int
-    shared_bytes: int
     matrix: int  #: number of matrix instructions, by the names in MATRIX
     loops: int = 0  #: number of innermost loops with matrix instructions. AMD's are not looked at
     pipelined: int = 0  #: number of those that are pipelined
@@ -135,128 +86,107 @@ class CompiledKernel:
     other_loads: int = 0  #: of tiles, in other ways, on AMD's chips
 
 
-def _access(chip: int | str, dtype: str, variant: dict[str, Any]) -> int:
-    by_pointers = "pointers" in variant or "key_padding_mask" in variant.get("present", ())
-    bulk = described(chip).copies_in_bulk and BYTES[dtype] == 2 and not by_pointers
-    return BULK.value if bulk else ALIGNED.value
-
-
-def _tiles(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str) -> Tiles:
-    if kernel in SIMPLE:
-        return Tiles(0, 64, 4, 1)
-    if kernel == "decode":
-        return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
-    if kernel in SHORT:
-        tile = _short_tile(chip, head_dim, dtype, VARIANTS[variant])
-        return Tiles(tile.tokens, tile.tokens, tile.num_warps, 1)
-    if kernel in HOPPER and (table := compiled_gluon.table_of(chip, head_dim)):
-        return compiled_gluon.tiles_of(kernel, table)
-    plain = variant not in ("mask", "dropout", "head_offsets", "packed_starts", "hidden_keys")
-    light = plain and "limited" not in VARIANTS[variant] and _access(chip, dtype, VARIANTS[variant]) == BULK.value
-    return getattr(configuration(described(chip), head_dim, BYTES[dtype], plain=plain, light=light), kernel)
-
-
-def _short_tile(chip: int | str, head_dim: int, dtype: str, variant: dict[str, Any]) -> ShortTile:
-    tile = (longer_tile if "longer" in variant else short_tile)(described(chip), head_dim, BYTES[dtype])
-    assert tile is not None
-    return tile
-
-
-def _most_registers(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
-    tile = _short_tile(chip, head_dim, dtype, variant)
-    backward = None if "grouped" in variant else tile.backward_registers
-    return {"short_forward": tile.forward_registers, "short_backward": backward}.get(kernel)
-
-
-def _signature(
-    kernel: str, chip: int | str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]
-) -> Any:
-    """Types and constants of the kernel's arguments, as in a launch."""
-    constants = {
-        "SEARCH_STEPS": 8,
-        "CAUSAL": variant["causal"],
-        "LIMITED": variant.get("limited", False),
-        "GROUPED": variant.get("grouped", False),
-        "HEAD_OFFSETS": variant.get("head_offsets", False),
-        "HIDES": variant.get("hides", False),
-        "BOUNDS": described(chip).is_hopper and "pointers" not in variant,
-        "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d(head_dim),
-        "BLOCK": tiles.block_m,
-        "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n,
-        "ROWS": NORM_ROWS,
-        "TILES": RANGE_TILES,
-        "CHUNK": CHUNK if kernel == "decode" else RANGE_CHUNK,
-        "CHUNKS": MERGED_CHUNKS,
-        "ACCESS": ALIGNED.value if kernel in SIMPLE else access,
-        "PRECISION": variant.get("precision", "ieee"),
-        "NORM_BLOCK": NORM_BLOCK,
-        "STAGES": tiles.num_stages,
-        "K_STAGES": KEY_STAGES,
-        "V_STAGES": VALUE_STAGES,
-    }
-    tiled = compiled_gluon.descriptors(kernel, tiles, head_dim, dtype)
-    present = variant.get("present", ())
-    types, values = {}, {}
-    for parameter in KERNELS[kernel].params:
-        name = parameter.name
-        if parameter.is_constexpr or (name in _OPTIONAL and name not in present):
-            types[name], values[name] = "constexpr", constants.get(name)
-        elif parameter.annotation_type:
-            types[name] = parameter.annotation_type
-        elif name in tiled:
-            types[name] = tiled[name]
-        elif name in _TILED and kernel not in BY_POINTERS and constants["ACCESS"] == BULK.value:
-            rows = tiles.block_n if name in ("key", "value") else tiles.block_m
-            types[name] = f"tensordesc<{dtype}[1, 1, {rows}, {block_d(head_dim)}]>"
-        elif name in _TILED | _DENSE:
-            types[name] = f"*{dtype}"
-        else:
-            usual = "*i32" if name.endswith(("ranges", "counter")) else "*fp32"
-            types[name] = _OPTIONAL.get(name, usual).format(dtype=dtype)
-    return types, values
-
-
-def _hints(types: dict[str, str], chip: int | str) -> dict[tuple[int, ...], Any]:
-    """The attributes of tensors in a launch. Only AMD's compiler gets some: aligned, and below 2 GiB."""
-    if not described(chip).is_hip:
-        return {}
-    pointers = [index for index, kind in enumerate(types.values()) if kind.startswith("*")]
-    return {(index,): [["tt.divisibility", 16], ["tt.pointer_range", 32]] for index in pointers}
-
-
-def compile_kernel(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str) -> CompiledKernel:
-    options = VARIANTS[variant]
-    tiles = _tiles(kernel, chip, head_dim, dtype, variant)
-    types, values = _signature(kernel, chip, tiles, head_dim, dtype, _access(chip, dtype, options), options)
-    make_source = GluonASTSource if kernel in compiled_gluon.KERNELS else ASTSource
-    compiled = triton.compile(
-        make_source(KERNELS[kernel], types, values, _hints(types, chip)),
-        target=target_of(chip),
-        options={
-            "num_warps": tiles.num_warps,
-            "num_stages": tiles.num_stages,
-            "enable_fp_fusion": True,
-            "maxnreg": _most_registers(kernel, chip, head_dim, dtype, options),
-        },
+def call(
+    size: tuple[int, int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    heads: int = 2,
+    key_heads: int | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    packed: bool = False,
+    starts: bool = False,
+    masked: bool = False,
+    dropout: bool = False,
+    head_offsets: bool = False,
+    bound: bool = False,
+    slopes_need_grad: bool = False,
+) -> None:
+    """Forward, and backward if each query has a key."""
+    host: Any = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
+    (rows, queries, keys), key_heads = size, key_heads or heads
+    query = torch.zeros(rows, queries, heads, head_dim, dtype=dtype).transpose(1, 2)
+    key = torch.zeros(rows, keys, key_heads, head_dim, dtype=dtype).transpose(1, 2)
+    seed = torch.zeros((rows, heads, 4) if head_offsets else (), dtype=torch.int64) if dropout else None
+    start = torch.zeros(rows, dtype=torch.int64) if starts else None
+    tolerance = 0.0 if size == LONG else DEFAULT_SKIP_TOLERANCE
+    dropout_p, scale = 0.1 if dropout else 0.0, head_dim**-0.5
+    options: DenseOptions | VarlenOptions = DenseOptions(
+        start,
+        torch.ones(rows, keys, dtype=torch.bool) if masked else None,
+        seed,
+        keys - queries,
+        causal,
+        scale,
+        None,
+        window,
+        dropout_p,
+        tolerance,
+        torch.ones(rows, key_heads) if bound else None,
     )
-    described_as = {
-        "kernel": kernel,
-        "chip": chip,
-        "head_dim": head_dim,
-        "dtype": dtype,
-        "variant": variant,
-        "tiles": "" if kernel in SIMPLE else "{}x{}, {}, {}".format(*tiles),
-        "shared_bytes": compiled.metadata.shared,
-    }
+    if packed:
+        query, key = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key))
+        ends = queries * torch.arange(rows + 1, dtype=torch.int32)
+        other_ends = keys * torch.arange(rows + 1, dtype=torch.int32)
+        options = VarlenOptions(
+            ends, other_ends, seed, queries, keys, causal, scale, window, dropout_p, tolerance, start
+        )  # fmt: skip
+    slopes = alibi_slopes(heads)
+    out, lse, *saved = host.forward(query, key, key, slopes, options)
+    if queries == keys:
+        grad_lse = lse if slopes_need_grad else None
+        host.backward((out, grad_lse, out, lse, *saved, slopes_need_grad, query, key, key, slopes), options)
+
+
+class Compilation:
+    """Compiles for one chip after another, and notes each kernel once. Others than `kernels` are left out."""
+
+    def __init__(self, kernels: Iterable[str] | None) -> None:
+        self._kernels, self._launched = kernels, dict[int, CompiledKernel]()
+        triton.knobs.runtime.jit_cache_hook = self._is_left_out
+        CompiledKernel.launch_metadata = lambda kernel, *_: self._launched.setdefault(id(kernel), kernel) and None
+
+    def _is_left_out(self, *, fn: Any, **_: Any) -> bool:
+        """Triton compiles nothing if this is true."""
+        return self._kernels is not None and _name(fn.name) not in self._kernels
+
+    def reports(self, chip: int | str, head_dim: int, dtype: str, variant: str) -> Iterator[Report]:
+        known = len(self._launched)
+        options = {**VARIANTS[variant]}
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if options.pop("tf32", False) else "ieee"
+        triton_configurations.BULK_COPIES = range(90, 90 if options.pop("pointers", False) else 120)
+        pretend(chip)
+        for size in options.pop("sizes", SIZES):
+            call(size, head_dim, DTYPES[dtype], **options)
+        for compiled in [*self._launched.values()][known:]:
+            yield report_of(compiled, chip, head_dim, dtype, variant)
+
+
+def _name(function: str) -> str:
+    return function.rpartition(".")[2].removesuffix("_kernel")
+
+
+def _tiles(compiled: CompiledKernel) -> str:
+    """The consumers of a Gluon kernel have 128 rows together."""
+    names = compiled.src.fn.arg_names
+    constants = {names[place]: value for (place, *_), value in compiled.src.constants.items()}
+    if constants.keys().isdisjoint(("BLOCK", "BLOCK_M", "BLOCK_N")):
+        return ""
+    rows, columns = (constants.get(name, constants.get("BLOCK", 128)) for name in ("BLOCK_M", "BLOCK_N"))
+    stages = constants.get("STAGES") or constants.get("K_STAGES") or compiled.metadata.num_stages
+    return f"{rows}x{columns}, {compiled.metadata.num_warps}, {stages}"
+
+
+def report_of(compiled: CompiledKernel, chip: int | str, head_dim: int, dtype: str, variant: str) -> Report:
+    described = _name(compiled.name), chip, head_dim, dtype, variant, _tiles(compiled), compiled.metadata.shared
     if isinstance(chip, str):
-        return CompiledKernel(**described_as, **asdict(amdgcn.read(compiled.asm["amdgcn"])))
+        return Report(*described, **asdict(amdgcn.read(compiled.asm["amdgcn"])))
     registers, stack, assembly = disassemble(compiled.asm["cubin"])
     loops = inner_loops(assembly, chip)
-    return CompiledKernel(
-        **described_as,
+    partitions = re.split(r"^ +(?:default \{|partition\d+\()", compiled.asm["ttgir"], flags=re.MULTILINE)[1:]
+    return Report(
+        *described,
         registers=registers,
         spilled_bytes=stack,
         matrix=len(re.findall(rf"\b{MATRIX[chip]}", assembly)),
@@ -265,7 +195,7 @@ def compile_kernel(kernel: str, chip: int | str, head_dim: int, dtype: str, vari
         instructions=min((loop.instructions for loop in loops), default=0),
         overlapped=sum(loop.is_overlapped for loop in loops),
         spilled_in_loops=sum(loop.spills for loop in loops),
-        consumers=compiled_gluon.count_consumers(compiled.asm["ttgir"]),
+        consumers=sum("warp_group_dot" in partition for partition in partitions),
     )
 
 
@@ -284,59 +214,39 @@ def disassemble(cubin: bytes) -> tuple[int, int, str]:
 
 
 def configurations(chips: Iterable[int | str], head_dims: Iterable[int]) -> Iterator[tuple[Any, ...]]:
-    """Arguments of `compile_kernel`: every configuration, causal and full; other variants for common head dims."""
+    """Arguments of `reports`: causal and full with every head dim, other variants with the common ones."""
     for chip in chips:
         for head_dim in head_dims:
-            for kernel in KERNELS:
-                if kernel in HOPPER and not compiled_gluon.table_of(chip, head_dim):
-                    continue
-                variants = ("causal",) if kernel in SIMPLE else ("causal", "full")
-                yield from [(kernel, chip, head_dim, "bf16", variant) for variant in variants]
-                if kernel not in HOPPER:
-                    yield kernel, chip, head_dim, "fp32", variants[-1]
-                if head_dim == 64:
-                    yield kernel, chip, head_dim, "fp16", variants[-1]
-                if head_dim in (64, 128) and kernel not in SIMPLE:
-                    others = VARIANTS.keys() - set(variants)
-                    for name in sorted(name for name in others if _differs(name, kernel, chip, head_dim)):
-                        yield kernel, chip, head_dim, VARIANTS[name].get("dtype", "bf16"), name
-
-
-def _differs(variant: str, kernel: str, chip: int | str, head_dim: int) -> bool:
-    """Whether the variant is another kernel than "causal" and "full" are."""
-    if variant == "slopes":
-        return kernel in ("backward_query", "short_backward", "gluon_backward_query")
-    if kernel in HOPPER:
-        return variant == "window"
-    if variant == "grouped":
-        return kernel == "short_backward"
-    if variant == "128 tokens":
-        return kernel == "short_backward" and longer_tile(described(chip), head_dim, 2) is not None
-    if variant in ("bound", "32 rows"):
-        return kernel == "decode"
-    if kernel in BY_POINTERS:
-        return variant in ("mask", "dropout", "head_offsets") or (kernel == "decode" and variant == "window")
-    if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
-        differs = described(chip).copies_in_bulk if variant == "pointers" else not described(chip).is_hip
-        return head_dim == 128 and differs
-    return True
+            yield from [(chip, head_dim, "bf16", variant) for variant in ("causal", "full")]
+            yield chip, head_dim, "fp32", "full"
+            if head_dim == 64:
+                yield chip, head_dim, "fp16", "full"
+            if head_dim in (64, 128):
+                for variant in [*VARIANTS][2:]:
+                    if head_dim == 128 or variant not in _NOT_THE_DEFAULT:
+                        yield chip, head_dim, "fp32" if variant == "tf32" else "bf16", variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chips", type=named, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=tuple(KERNELS))
+    chips = [chip for chip in CHIPS if chip not in AMD]
+    parser.add_argument("--chips", type=named, nargs="+", choices=CHIPS, default=chips, help="90 for capability 9.0")
+    parser.add_argument("--kernels", nargs="+", metavar="NAME", help="such as forward; others are not compiled")
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=tuple(VARIANTS), help="kinds of calls")
     parser.add_argument("--json", action="store_true", help="print a line of JSON after each kernel")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    kernels = []
+    backends.IS_HIP = any(chip in AMD for chip in arguments.chips)
+    if backends.IS_HIP and not AMD.keys() >= set(arguments.chips):
+        sys.exit("chips of AMD and of NVIDIA need a call each")
+    compilation, reports = Compilation(arguments.kernels), []
     every = configurations(arguments.chips, arguments.head_dims)
-    chosen = [each for each in every if each[0] in arguments.kernels and each[-1] in arguments.variants]
-    for each in tqdm(chosen, desc="compile", unit="kernel", disable=arguments.json):
-        kernels.append(compile_kernel(*each))
-        if arguments.json:
-            print(json.dumps(asdict(kernels[-1])), flush=True)
+    chosen = [each for each in every if each[-1] in arguments.variants]
+    for each in tqdm(chosen, desc="compile", unit="variant", disable=arguments.json):
+        for report in compilation.reports(*each):
+            reports.append(asdict(report))
+            if arguments.json:
+                print(json.dumps(reports[-1]), flush=True)
     if not arguments.json:
-        print(lines_table([asdict(kernel) for kernel in kernels]))
+        print(lines_table(reports))

@@ -5,6 +5,7 @@ Import before torch starts Triton, in a process without TRITON_INTERPRET. Tensor
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,27 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention import triton_configurations
+from seqwarm_kernels.ops.alibi_attention.triton_configurations import Chip
 from seqwarm_kernels.ops.library import LIBRARY
 
-from .chips import described, target_of
+#: AMD's, by the names that its compiler knows.
+AMD = {"gfx942": Chip(94, is_hip=True), "gfx950": Chip(95, is_hip=True)}
+CHIPS: tuple[int | str, ...] = (*triton_configurations.CHIPS, *AMD)
+
+
+def named(name: str) -> int | str:
+    """90 of "90", and names of AMD's chips as they are."""
+    return int(name) if name.isdigit() else name
+
+
+def described(name: int | str) -> Chip:
+    return AMD[name] if isinstance(name, str) else Chip(name)
+
+
+def target_of(name: int | str) -> GPUTarget:
+    """What Triton compiles for."""
+    return GPUTarget("hip", name, 64) if isinstance(name, str) else GPUTarget("cuda", name, 32)
 
 
 class _Driver:
@@ -31,7 +50,8 @@ class _Driver:
     )
 
     def get_current_device(self) -> int:
-        return 0
+        """Triton keeps what it compiled for a device."""
+        return CHIPS.index(self._chip)
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -47,10 +67,16 @@ def pretend(chip: int | str) -> None:
     """From now on kernels are compiled for `chip`, and `backend="triton"` serves tensors on the CPU."""
     driver.set_active(_Driver(chip))
     setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))  # noqa: B010
-    host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     for name in ("triton", "triton_short", "gluon"):
         module = importlib.import_module(f"seqwarm_kernels.ops.alibi_attention.{name}")
         setattr(module, "chip_of", lambda device: described(chip))  # noqa: B010
+    importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")._known.clear()
+    _serve()
+
+
+@functools.cache
+def _serve() -> None:
+    host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     for name, forward, backward in host.OPERATORS:
         LIBRARY.impl(f"{name}.triton", forward, "CPU")
         LIBRARY.impl(f"{name}_backward.triton", backward, "CPU")

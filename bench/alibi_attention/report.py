@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..common.goals import Goal, worst
-from ..common.records import CpuRecord, is_implementation
+from ..common.records import CpuRecord, is_implementation, markdown
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup, teraflops
 from .cases import BACKWARD, BOTH, FORWARD
 from .peers import EAGER, FLASH, FLEX, FLEX_ROWS, MASK, OURS, OURS_NO_SKIP
@@ -68,6 +68,13 @@ def find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuReco
         and all(record.facts.get(name) == fact for name, fact in facts.items())
     ]
     return max(same, key=lambda record: record.threads, default=None)
+
+
+def by_dtype_and_work(name: str, rows: Mapping[Any, Any], cell: Callable[..., str]) -> str:
+    """A table: what `cell` returns of each row, dtype and work. `name` is the header of the rows' labels."""
+    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
+    cells = [[label, *(cell(row, *column) for column in columns)] for label, row in rows.items()]
+    return markdown([name, *(f"{dtype}, {work}" for dtype, work in columns)], cells)
 
 
 # ---- on a GPU

@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 
-from ..common.records import CpuRecord, in_turns, markdown
+from ..common.records import CpuRecord, in_turns
 from ..common.timing import Call
 from .cases import BOTH, FORWARD, call_of
+from .report import by_dtype_and_work
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -56,12 +57,9 @@ def run(seconds: float) -> Iterator[CpuRecord]:
 def segments_table(records: list[CpuRecord]) -> str:
     """Times of rows, and how many times as long segments take."""
     times = {(r.facts["length"], r.facts["dtype"], r.facts["work"], r.implementation): r.median_ms for r in records}
-    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
 
     def cell(length: int, dtype: str, work: str) -> str:
         rows, *others = (times[length, f"torch.{dtype}", work, name] for name in (ROWS, SEGMENT_LENGTH, BOUNDARIES))
         return f"{rows:.3g} ms ({', '.join(f'{other / rows:.2f}' for other in others)})"
 
-    lengths = dict.fromkeys(length for length, *_ in times)
-    header = ["tokens", *(f"{dtype}, {work}" for dtype, work in columns)]
-    return markdown(header, [[f"{length}", *(cell(length, *column) for column in columns)] for length in lengths])
+    return by_dtype_and_work("tokens", {length: length for length, *_ in times}, cell)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -22,28 +24,21 @@ class Lengths(NamedTuple):
     counted: str  #: the unit of a length
 
 
+@dataclass(eq=False)
 class BenchCorpus:
-    """A corpus that is read and counted on first use.
+    """A corpus that is read and counted on first use."""
 
-    Args:
-        name: Name in records.
-        paths: Files or folders.
-        unit: Extent of an item, "line" or "paragraph".
-    """
-
-    def __init__(self, name: str, paths: list[Path], unit: str) -> None:
-        self.name = name
-        self._paths, self._unit = paths, unit
-        self._lengths: dict[str, Lengths] = {}
+    name: str  #: in records
+    paths: list[Path]  #: files or folders
+    unit: str  #: extent of an item, "line" or "paragraph"
 
     @cached_property
     def items(self) -> list[str]:
-        return read_text(self._paths, self._unit)[0]
+        return read_text(self.paths, self.unit)[0]
 
+    @functools.cache  # noqa: B019  # a program has few
     def lengths(self, tokenizer: str) -> Lengths:
-        if tokenizer not in self._lengths:
-            self._lengths[tokenizer] = Lengths(*count_tokens(self.items, tokenizer))
-        return self._lengths[tokenizer]
+        return Lengths(*count_tokens(self.items, tokenizer))
 
     def write_chunks(self, folder: Path, most_bytes: int) -> None:
         """Writes one item per line. Items are truncated to `most_bytes`."""

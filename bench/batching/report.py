@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqwarm_kernels.data.padding import padding_figure
 
-from ..common.figures import save_both
 from ..common.records import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Names of the records files: batching, the histograms of the figure, from compressed files to tensors, text in chunk
 #: files, Parquet and Arrow, a billion tokens, formats and their readers.
@@ -83,9 +83,11 @@ def readers_table(lines: Lines) -> str:
     return markdown(["format", "reader", *(f"{order}, {cache}" for order, cache in cases)], rows)
 
 
-def figure_report(lines: Lines, figures: Path) -> str:
-    rows = []
-    for line in lines:
-        save_both(functools.partial(padding_figure, line), figures / "padding.png")
-        rows += [[way["name"], f"{way['batches']:,}", f"{way['padding']:.1%}"] for way in line["ways"]]
+def padding_table(lines: Lines) -> str:
+    """Of the file with one line, which the figure shows."""
+    rows = [[way["name"], f"{way['batches']:,}", f"{way['padding']:.1%}"] for way in lines[0]["ways"]]
     return markdown(["batching", "batches", "padding"], rows)
+
+
+def histograms_figure(lines: Lines) -> Figure:
+    return padding_figure(lines[0])

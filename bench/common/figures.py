@@ -28,18 +28,14 @@ def _look(color: str, marker: str, line: str = "-", width: float = 1.3) -> dict[
     return {"color": color, "marker": marker, "linestyle": line, "linewidth": width}
 
 
-#: Options of the line of every implementation and of every run, by name and without the backend.
+#: Options of the lines in figures: of implementations and of runs, by name and without the backend.
 LOOKS: dict[str, dict[str, Any]] = {
     **RUNS,
     # attention
     "alibi_attention": _look(_ORANGE, "o", width=2.4),
     "alibi_attention, no skip": _look(_AMBER, "s", "--", 2.0),
     "FlexAttention": _look(_BLUE, "^"),
-    "FlexAttention, rows cut": _look(_CYAN, "<", "--"),
-    "FlexAttention on flash-attn-4": _look(_BLUE, ">", ":"),
     "SDPA flash, no bias": _look(_PINK, "D", "--"),
-    "flash-attn-3, no bias": _look(_PINK, "h", "-."),
-    "flash-attn-4, no bias": _look(_PINK, "d", ":"),
     "SDPA with bias mask": _look(_GREEN, "v"),
     "SDPA cuDNN, no bias": _look(_VIOLET, "P", "--"),
     "SDPA cuDNN with bias mask": _look(_VIOLET, "p"),

@@ -10,42 +10,31 @@ import time
 from pathlib import Path
 
 
-class Program:
-    """A child process that starts at once and appends its output to `log`."""
+def run_program(
+    command: list[str], log: Path, cwd: Path, until: float = float("inf"), **environment: str
+) -> tuple[int | None, str]:
+    """Run a program, append its output to `log`, and kill it when time.monotonic() reaches `until`.
 
-    def __init__(self, command: list[str], log: Path, cwd: Path, **environment: str) -> None:
-        self._log = log
-        self.code: int | None = None
-        with log.open("a") as file:
-            self._process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                start_new_session=True,  # so that killing the group also ends the processes it started
-            )
-
-    def wait_until(self, moment: float) -> str:
-        """Waits for the process, and kills it when time.monotonic() reaches `moment`.
-
-        Returns:
-            The exit code and the last line of output, or that there is no exit code.
-        """
-        try:
-            self.code = self._process.wait(max(0.0, moment - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._end_group()
-            self._process.wait()
-            return f"stopped when its time was over; last: {self._last_line()}"
-        self._end_group()
-        return f"exit {self.code}: {self._last_line()}"
-
-    def _end_group(self) -> None:
-        """Ends the process and those that it has started, also if it ended before them."""
+    Returns:
+        The exit code, or None if the program was killed; and the same with the last line of output, as text.
+    """
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            start_new_session=True,  # so that killing the group also ends the processes it started
+        )
+    code = None
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(0.0, until - time.monotonic()))
+    finally:  # also after Ctrl-C, which does not reach the group
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _last_line(self) -> str:
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip()[-160:] if lines else "no output"
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = lines[-1][-160:] if lines else "no output"
+    return code, f"stopped when its time was over; last: {last}" if code is None else f"exit {code}: {last}"

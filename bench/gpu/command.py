@@ -16,20 +16,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ..common.processes import Program
+from ..common.processes import run_program
 from ..common.records import RESULTS, ROOT
-from . import pytest_records, report
-from .records import STEPS, Recorder, append, begin, read_device_records, read_folder
+from . import report
+from .records import STEPS, append, begin, drop_replaced, read_device_records, read_folder
 from .steps import ESSENTIAL, FIRST, NEED_A_GPU, SANITIZERS, step_record
-
-PYTHON = [sys.executable, "-m"]
 
 
 class Part(NamedTuple):
@@ -85,7 +83,7 @@ def main(arguments: argparse.Namespace) -> None:
     try:
         run.everything()
     finally:
-        Recorder(run.records, 0.0)  # records the measurement that was running when the time was over
+        drop_replaced(run.records)
         print(f"\n{report.device_report(read_folder(folder)[1])}")
         print(f"{'dry run on a CPU: the figures are meaningless; ' if tiny else ''}records and logs: {folder}")
 
@@ -108,21 +106,18 @@ class Run:
         failed = [record for record in read_device_records(self.records)[1] if record.failure is not None]
         if failed:
             sys.exit("\n".join(f"{record.case} failed, so nothing else runs: {record.failure}" for record in failed))
-        if not self.part.stages:
+        stages = self.part.stages
+        if not stages:
             self.steps(FIRST, _STEP_SECONDS)
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda run: run(), [self.tests] if self.selection else [self.sanitizers, self.tests]))
-        if set(_COMPARED) & self.part.stages.keys():
+            _at_once(lambda run: run(), [self.tests] if self.selection else [self.sanitizers, self.tests], 2)
+        if set(_COMPARED) & stages.keys():
             self.precompile("attention")
-        if "hopper" in self.part.stages and not self.tiny:
+        if "hopper" in stages and not self.tiny:
             self.precompile("hopper")
-        start, shares = time.monotonic(), sum(self.part.stages.values())
-        used = 0
-        for stage, share in self.part.stages.items():
+        start, used = time.monotonic(), 0
+        for stage, share in stages.items():
             used += share
-            self.stage(stage, start + (self.end - start) * used / shares)
-
-    # ---- steps and tests
+            self.stage(stage, start + (self.end - start) * used / sum(stages.values()))
 
     def sanitizers(self) -> None:
         self.steps(SANITIZERS, 60 * self.part.minutes)
@@ -131,20 +126,19 @@ class Run:
         """Each in a process of its own, several at a time; in a dry run, which cannot crash, all in one."""
         names = [name for name in steps if not (self.tiny and name in NEED_A_GPU)]
         groups = [names] if self.tiny and names else [[name] for name in names]
-        with ThreadPoolExecutor(together) as pool:
-            list(pool.map(lambda group: self._steps_in_a_process(group, seconds), groups))
+        _at_once(lambda group: self._steps_in_a_process(group, seconds), groups, together)
 
     def _steps_in_a_process(self, names: list[str], seconds: float) -> None:
         seconds = max(1.0, min(seconds, self.end - time.monotonic() - _START_SECONDS))
-        command = [*PYTHON, "bench.gpu.steps", *names, "--out", str(self.records), "--seconds", f"{seconds:.0f}"]
-        outcome, text, _ = self._finish(names[0], command, time.monotonic() + seconds + _START_SECONDS, **_NO_POOL)
+        command = ["bench.gpu.steps", *names, "--out", str(self.records), "--seconds", f"{seconds:.0f}"]
+        _, outcome, text = self._finish(names[0], command, time.monotonic() + seconds + _START_SECONDS, **_NO_POOL)
         recorded = {record.case for record in read_device_records(self.records)[1] if record.stage == STEPS}
         for name in names:
             if name not in recorded:
                 append(self.records, step_record(name, seconds, outcome, text))
 
     def tests(self) -> None:
-        command = [*PYTHON, "pytest", "-p", "bench.gpu.pytest_records", "-p", "no:cacheprovider"]
+        command = ["pytest", "-p", "bench.gpu.pytest_records", "-p", "no:cacheprovider"]
         command += ["-o", f"faulthandler_timeout={_STEP_SECONDS}"]
         if self.tiny:
             command += ["tests/ops/test_attention_kernels.py", "-k", "native-float32 and small", "--maxfail", "1"]
@@ -153,25 +147,20 @@ class Run:
             command += ["-m", "gpu", "--hypothesis-profile", "gpu", "--continue-on-collection-errors"]
             if importlib.util.find_spec("xdist"):
                 command += ["--numprocesses", str(_TOGETHER)]
-        end = self.end - 15
-        environment = _NO_POOL | {"SEQWARM_RECORDS": str(self.records)}
         start = time.monotonic()
-        outcome, text, code = self._finish("pytest", command, end + 10, **environment)
-        pytest_records.add_unfinished(self.records)
+        environment = _NO_POOL | {"SEQWARM_RECORDS": str(self.records)}
+        code, outcome, text = self._finish("pytest", command, self.end - 5, **environment)
         append(self.records, step_record("gpu tests", time.monotonic() - start, None if code == 0 else outcome, text))
-
-    # ---- measurements
 
     def precompile(self, part: str) -> None:
         """Compiles slow kernels in several processes, so that the stages find them in the caches on disk."""
         shares, end = (1, self.end) if self.tiny else (_TOGETHER, time.monotonic() + _STEP_SECONDS)
 
         def compile_share(share: int) -> None:
-            command = [*PYTHON, "bench.alibi_attention.precompile", part, str(share), str(shares)]
+            command = ["bench.alibi_attention.precompile", part, str(share), str(shares)]
             self._finish(f"precompile {share}", command, end, **_NO_POOL)
 
-        with ThreadPoolExecutor(shares) as pool:
-            list(pool.map(compile_share, range(shares)))
+        _at_once(compile_share, range(shares), shares)
 
     def stage(self, name: str, end: float) -> None:
         """After a crash another process continues with the measurements that have no record."""
@@ -180,24 +169,25 @@ class Run:
             if seconds < 1:
                 print(f"{name}: no time left", flush=True)
                 return
-            command = [*PYTHON, "bench.gpu.stage", name, "--out", str(self.records)]
+            command = ["bench.gpu.stage", name, "--out", str(self.records)]
             command += ["--seconds", f"{max(1.0, seconds - 10):.0f}"]
-            code = self._finish(name, command, end + 5)[2]
-            if not code:
+            if not self._finish(name, command, end + 5)[0]:
                 return
 
-    # ---- processes
-
-    def _finish(self, name: str, command: list[str], end: float, **environment: str) -> tuple[str, str, int | None]:
-        """Runs a program until `end` at most, and appends its output to the log: outcome, output, exit code."""
+    def _finish(self, name: str, command: list[str], end: float, **environment: str) -> tuple[int | None, str, str]:
+        """Runs a module until `end` at most, and appends its output to the log: exit code, outcome, output."""
         print(f"{name} ... {end - time.monotonic():.0f} s at most", flush=True)
         own_log = self.log.with_suffix(f".{name.replace(' ', '_')}.log")
-        if self.tiny and command[2].startswith("bench.gpu."):
+        if self.tiny and command[0].startswith("bench.gpu."):
             command = [*command, "--dry-run"]
-        program = Program(command, own_log, ROOT, **environment)
-        outcome = program.wait_until(end)
+        code, outcome = run_program([sys.executable, "-m", *command], own_log, ROOT, end, **environment)
         text = own_log.read_text(errors="replace")
         own_log.unlink()
         with self._writing, self.log.open("a") as file:
             file.write(f"==== {name}: {outcome}\n{text}\n")
-        return outcome, text, program.code
+        return code, outcome, text
+
+
+def _at_once(run: Callable[[Any], object], items: Iterable[Any], together: int) -> None:
+    with ThreadPoolExecutor(together) as pool:
+        list(pool.map(run, items))

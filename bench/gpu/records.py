@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import shutil
@@ -149,15 +150,20 @@ def append(path: Path, record: DeviceRecord) -> None:
 
 
 def read_device_records(path: Path) -> tuple[dict[str, Any], list[DeviceRecord]]:
-    """The environment and the records, without lines that were not written completely."""
+    """The environment and the last record of each measurement, without lines that were not written completely."""
     first, *lines = path.read_text().splitlines()
-    records = []
+    records: dict[tuple[str, ...], DeviceRecord] = {}
     for line in lines:
-        try:
-            records.append(DeviceRecord(**json.loads(line)))
-        except ValueError:
-            continue
-    return json.loads(first), records
+        with contextlib.suppress(ValueError):
+            record = DeviceRecord(**json.loads(line))
+            records[record.key()] = record
+    return json.loads(first), list(records.values())
+
+
+def drop_replaced(path: Path) -> None:
+    """Leaves the last record of each measurement."""
+    environment, records = read_device_records(path)
+    path.write_text("".join(json.dumps(line) + "\n" for line in (environment, *map(asdict, records))))
 
 
 def read_folder(folder: Path) -> tuple[dict[str, dict[str, Any]], DeviceRecords]:
@@ -184,17 +190,12 @@ class Recorder:
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
-        # The key of the measurement in progress stays in a file if the process is killed.
-        self._path, self._running = path, path.with_suffix(".running")
-        records = read_device_records(self._path)[1]
+        self._path = path
+        records = read_device_records(path)[1]
         self._recorded = {record.key() for record in records}
         self._crashing = {(r.stage, r.case, r.implementation) for r in records if r.failure == _CRASHED}
         self._end = time.monotonic() + seconds
         self._announced = False
-        if self._running.exists():  # an earlier process crashed during this measurement
-            stage, case, work, name, inputs = json.loads(self._running.read_text())
-            self.add(DeviceRecord(stage, case, work, name, inputs, failure=_CRASHED))
-            self._crashing.add((stage, case, name))
 
     def seconds_left(self) -> float:
         return self._end - time.monotonic()
@@ -214,7 +215,6 @@ class Recorder:
     def add(self, record: DeviceRecord) -> None:
         self._recorded.add(record.key())
         append(self._path, record)
-        self._running.unlink(missing_ok=True)
 
     def measure(
         self,
@@ -235,7 +235,7 @@ class Recorder:
         key = (stage, case, work, implementation, inputs)
         if key in self._recorded or self.out_of_time() or (stage, case, implementation) in self._crashing:
             return
-        self._running.write_text(json.dumps(key))
+        append(self._path, DeviceRecord(*key, facts=facts or {}, failure=_CRASHED))  # replaced, unless it does
         faulthandler.dump_traceback_later(min(_LONGEST, self.seconds_left() + _GRACE), exit=True)
         try:
             call, figures = make()

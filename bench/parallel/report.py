@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +13,7 @@ from seqwarm_kernels.cli.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Conte
 from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
 from seqwarm_kernels.utils.figures import new_figure
 
-from ..common.figures import label_lines, log_axis, plot, save_both
+from ..common.figures import label_lines, log_axis, plot
 from ..common.records import markdown
 
 if TYPE_CHECKING:
@@ -30,11 +28,6 @@ _FIGURE_LENGTHS = [2**power for power in range(13, 21)]
 WIDTHS, COUNTED, SHARES = "widths", "counted", "shares"
 
 Lines = Sequence[dict[str, Any]]
-
-
-def report(lines: Lines, figures: Path) -> str:
-    save_both(functools.partial(figure, lines), figures / "exchanged_bytes.png")
-    return tables(lines)
 
 
 def tables(lines: Lines) -> str:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tools.mutation import records, report
+from tools.mutation import report
 from tools.mutation.__main__ import ROOT
 from tools.mutation.cpp_edits import cpp_edits
+from tools.mutation.mutants import SURVIVED, read
 from tools.mutation.python_edits import python_edits
-from tools.mutation.records import SURVIVED
 from tools.mutation.targets import TARGETS
 
 #: The operator and the result of each edit of a source.
@@ -56,7 +56,7 @@ def test_files_of_targets_exist():
 
 
 def test_the_page_shows_the_records_and_a_reason_for_each_survivor():
-    outcomes = records.read()
+    outcomes = read()
     page = report.page(outcomes)
     assert (ROOT / report.PAGE).read_text() == page, "run python -m tools.mutation --report"
     assert "not explained yet" not in page

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from . import records, report
-from .mutants import Mutant, shuffled_mutants
-from .records import NOT_BUILT, Outcome
+from . import report
+from .mutants import NOT_BUILT, Mutant, Outcome, append, read, rewrite, shuffled_mutants
 from .targets import TARGETS, Target
 from .trial import start_worker, try_mutant
 
@@ -35,13 +34,13 @@ def main() -> None:
             with ProcessPoolExecutor(arguments.workers, context, start_worker, (ROOT, Path(scratch))) as executor:
                 for target in targets:
                     try_file(executor, target, arguments.limit)
-    (ROOT / report.PAGE).write_text(report.page(records.read()))
+    (ROOT / report.PAGE).write_text(report.page(read()))
 
 
 def try_file(executor: ProcessPoolExecutor, target: Target, limit: int) -> None:
     """Try the mutants of a file that have no outcome yet. Each outcome is written as soon as it is known."""
     mutants = shuffled_mutants(ROOT, target.file)
-    outcomes = records.read()
+    outcomes = read()
     others = {mutant: outcome for mutant, outcome in outcomes.items() if mutant.file != target.file}
     known = {mutant: outcomes[mutant] for mutant in mutants if mutant in outcomes}
     with tqdm(desc=target.file, total=0, unit=" mutants", dynamic_ncols=True) as bar:
@@ -50,10 +49,10 @@ def try_file(executor: ProcessPoolExecutor, target: Target, limit: int) -> None:
             futures = {executor.submit(try_mutant, mutant, target.runs): mutant for mutant in waiting}
             for future in as_completed(futures):
                 mutant, outcome = futures[future], future.result()
-                records.append(mutant, outcome)
+                append(mutant, outcome)
                 known[mutant] = outcome
                 bar.update()
-    records.rewrite(others | known)
+    rewrite(others | known)
 
 
 def pending(mutants: list[Mutant], known: Mapping[Mutant, Outcome], limit: int) -> list[Mutant]:

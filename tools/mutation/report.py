@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .mutants import Mutant
-from .records import NOT_BUILT, SURVIVED, Outcome
+from .mutants import NOT_BUILT, SURVIVED, Mutant, Outcome
 from .targets import TARGETS
 
 PAGE = "tools/mutation/scores.md"

@@ -27,8 +27,7 @@ import pytest
 
 from . import builds
 from .builds import NotBuilt
-from .mutants import Mutant, digest
-from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
+from .mutants import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Mutant, Outcome, digest
 from .targets import Run
 
 _PYTEST = (
