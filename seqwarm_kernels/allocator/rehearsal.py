@@ -55,8 +55,8 @@ class Warmup:
             with_bar = tqdm(
                 lengths, "warmup_allocator", unit="length", disable=None, leave=False, file=standard_error()
             )
-            for length in with_bar:
-                problem = self._try_length(rows, length, passes=1)
+            for length in with_bar:  # the last one is repeated, as most of the training repeats it
+                problem = self._try_length(rows, length, passes=2 if length == lengths[-1] else 1)
                 if problem is not None:
                     return problem
             after = self.memory.allocations()

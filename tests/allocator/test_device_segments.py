@@ -18,7 +18,7 @@ from seqwarm_kernels.allocator.training_pass import TrainingPass
 from ..models import zoo
 
 ROWS, MAX_LEN = 16, 1024
-RAMP = [each.seq_length for each in SequenceLengthScheduler(8, MAX_LEN, duration=31, step_size=8).milestones()]
+RAMP = [each.seq_length for each in SequenceLengthScheduler(8, MAX_LEN, duration=15, step_size=8).milestones()]
 META = torch.device("meta")
 
 
@@ -122,7 +122,7 @@ def test_no_segment_after_the_warmup(name):
         reserved, allocations = device.reserved(), device.allocations()
         for loop in (loop_with_variables, loop_with_the_loss_only):
             optimizer.state.clear()
-            loop(model, optimizer, [*RAMP, *reversed(RAMP)])
+            loop(model, optimizer, [*RAMP, MAX_LEN, *reversed(RAMP)])
             assert device.allocations() == allocations, loop
     model, optimizer, full_length = training(name)
     with full_length:

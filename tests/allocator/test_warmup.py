@@ -41,7 +41,7 @@ def test_an_attached_scheduler_neither_resizes_nor_counts_the_passes(name):
     example = torch.ones(1, 8).long()
     with pytest.raises(RuntimeError, match="interrupted") if fails else contextlib.nullcontext():
         warmup_allocator(model, 32, batch_size=2, loss_fn=loss_fn, scheduler=scheduler, example_batch=example)
-    assert words.lengths == [32, 8, 16, 24, 32][: 3 if fails else None]
+    assert words.lengths == [32, 8, 16, 24, 32, 32][: 3 if fails else None]
     assert attachment.take_seen() == (0, 0)
     assert attachment.seq_length is None
     assert scheduler.state_dict() == scheduler_before
@@ -84,7 +84,7 @@ def test_autocast_dtype():
         ({}, [False]),
         ({"accumulation_steps": 2}, [False, True]),
         ({"accumulation_steps": 9}, [False, True]),
-        ({"scheduler": ramp()}, [False] * 5),
+        ({"scheduler": ramp()}, [False] * 6),
     ],
 )
 @torch.no_grad()
@@ -110,13 +110,13 @@ def test_a_rehearsal_starts_without_the_state_that_the_passes_have_made():
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.register_step_pre_hook(lambda optimizer, *_: sizes.append(len(optimizer.state)))
     warmup_allocator(model, 32, optimizer=optimizer, scheduler=ramp())
-    assert model.lengths == [32, 32, 8, 16, 24, 32]  # twice at full length: without and with optimizer state
-    assert sizes == [0, 1, 0, 1, 1, 1]
+    assert model.lengths == [32, 32, 8, 16, 24, 32, 32]  # at first twice: without and with optimizer state
+    assert sizes == [0, 1, 0, 1, 1, 1, 1]
     model(torch.ones(1, 2).long()).sum().backward()
     optimizer.step()
     sizes.clear()
     warmup_allocator(model, 32, optimizer=optimizer, scheduler=ramp())
-    assert sizes == [1] * 6
+    assert sizes == [1] * 7
 
 
 def test_an_output_lives_until_the_next_forward_has_ended():
@@ -128,7 +128,7 @@ def test_an_output_lives_until_the_next_forward_has_ended():
 
     model.register_forward_hook(keep)
     warmup_allocator(model, 32, scheduler=ramp())
-    assert living == [[], [False], [False, True], [False, False, True], [False, False, False, True]]
+    assert living == [[], [False], *([False] * count + [True] for count in (1, 2, 3, 4))]
     assert not any(reference() is not None for reference in outputs)
 
 

@@ -10,4 +10,7 @@ def assert_same(before, after):
     after_leaves, after_structure = tree_flatten(after)
     assert before_structure == after_structure
     for one, other in zip(before_leaves, after_leaves, strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype and torch.equal(one, other)
+        else:
+            assert one == other
