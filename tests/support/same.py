@@ -11,6 +11,7 @@ def assert_same(before, after):
     assert before_structure == after_structure
     for one, other in zip(before_leaves, after_leaves, strict=True):
         if isinstance(one, torch.Tensor):
-            assert one.dtype == other.dtype and torch.equal(one, other)
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
         else:
             assert one == other
