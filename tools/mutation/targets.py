@@ -110,7 +110,6 @@ TARGETS = [
         f"{_OPS}/resize_batch",
         "triton_kernel.py triton.py",
         f"{_SERVED} {_RESIZE_BATCH} ops/test_resize_batch_launch.py ops/test_defaults.py -k 'triton or launch'",
-        f"{_RESIZE_BATCH} -k 'triton and padding' -m 'not gpu'",
     ),
     *_targets(f"{_OPS}/resize_packed", "triton_kernel.py triton.py", f"{_RESIZE_PACKED} -k 'triton or kernel'"),
     *_targets(
