@@ -103,7 +103,7 @@ STREAMED = 2**19
 
 
 @pytest.mark.parametrize(
-    ("layout", "head_dim", "dtype"), zip(["contiguous", "projection", "slice"], (64, 16, 40), DTYPES, strict=True)
+    ("layout", "head_dim", "dtype"), list(zip(["contiguous", "projection", "slice"], (64, 16, 40), DTYPES, strict=True))
 )
 def test_large_results(layout, dtype, head_dim):
     batch_size = -(-STREAMED // (9 * 4 * head_dim * dtype.itemsize))
@@ -128,7 +128,7 @@ def in_new_thread(function):
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-@pytest.mark.parametrize(("length", "dtype"), zip([3, 13, 21], DTYPES, strict=True))
+@pytest.mark.parametrize(("length", "dtype"), list(zip([3, 13, 21], DTYPES, strict=True)))
 @pytest.mark.parametrize("start", [0, -2])  # of -2, the first two queries see no key
 def test_memory_of_calls_before_changes_nothing(start, length, dtype, dropout_p):
     leaves = [torch.randn(5, heads, length, 20).to(dtype).requires_grad_() for heads in (4, 2, 2)]

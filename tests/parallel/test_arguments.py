@@ -101,7 +101,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), BAD, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("name", "argument", "value"), BAD, ids=lambda value: getattr(value, "__name__", str(value)[:30])
+)
 def test_bad_arguments(name, argument, value):
     call, make = CALLS[name]
     with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
