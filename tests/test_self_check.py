@@ -14,10 +14,14 @@ from seqwarm_kernels.self_check import calls, run, speed
 from seqwarm_kernels.utils.switches import SWITCHES
 
 SMALL = {
-    "alibi_attention": {"a call": calls.Attention({"window": 4}, lengths=(9, 9), heads=(2, 1), head_dim=8)},
+    "alibi_attention": {
+        "a call": calls.Attention({"window": 4}, lengths=(9, 9), heads=(2, 1), head_dim=8),
+        "padded, token-major": calls.Attention(lengths=(9, 9), heads=(2, 1), head_dim=8, token_major=True, masked=True),
+    },
     "alibi_attention_varlen": {"a call": calls.PackedAttention(lengths=(5, 4), head_dim=8)},
     "resize_batch": {"a call": calls.CALLS["resize_batch"]["reshape, padded"]},
     "resize_batch_out": {"a call": calls.CALLS["resize_batch_out"]["reshape, padded"]},
+    "resize_packed": {"a call": calls.CALLS["resize_packed"]["reshape, padded"]},
     "moment_statistics": {"a call": calls.Moments()},
 }
 

@@ -11,7 +11,7 @@ from seqwarm_kernels.attention.attended_share import attended_share_varlen
 from seqwarm_kernels.ops.alibi_attention import validation
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
-from tests.support.backends import OPERATOR_ERROR, serving
+from tests.support.backends import OPERATOR_ERROR, needs_native, serving
 
 on_each_backend = pytest.mark.parametrize("backend", serving("alibi_attention_varlen"))
 
@@ -100,17 +100,24 @@ def test_legal_values(backend, changes):
     torch.testing.assert_close(out, expected)
 
 
-@on_each_backend
+@pytest.mark.parametrize(
+    "backend", [*serving("alibi_attention_varlen"), pytest.param("native by the stable ABI", marks=needs_native)]
+)
 def test_operators_check_what_a_call_did_not(backend):
     """Values are not known while a call is traced. The operators read them when the compiled call runs."""
+    stable = backend == "native by the stable ABI"
+    packed, dense = (
+        validation.with_checked_values(name) if stable else overload(name, backend)
+        for name in ("alibi_attention_varlen", "alibi_attention")
+    )
     query, key, *bounds = packing({"cu_seqlens_k": [0, 3, 9]})
     options = VarlenOptions(*bounds[:2], None, *bounds[2:], True, 0.5, None, 0.0, 0.0)
     with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k"):
-        overload("alibi_attention_varlen", backend)(query, key, key, torch.rand(2), *options)
+        packed(query, key, key, torch.rand(2), *options)
     options = DenseOptions(torch.tensor([2**61]), None, None, 0, True, 0.5, None, None, 0.0, 0.0)
     query = torch.randn(1, 2, 3, 8)
     with pytest.raises(OPERATOR_ERROR, match="query_start must be from"):
-        overload("alibi_attention", backend)(query, query, query, torch.rand(2), *options)
+        dense(query, query, query, torch.rand(2), *options)
 
 
 def test_a_compiled_call_is_checked():

@@ -1,4 +1,5 @@
-"""Arguments of the functions of `parallel` that make no sense, on one rank: errors that name them."""
+"""The functions of `parallel` on one rank, which has everything, and arguments that make no sense: errors that name
+them."""
 
 import pytest
 import torch
@@ -61,6 +62,7 @@ CALLS = {
     "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
     "context_attention": (parallel.context_attention, dense),
     "context_attention_varlen": (parallel.context_attention_varlen, packed),
+    "ShardSlopes": (lambda alibi: parallelize_module(alibi, mesh(), parallel.ShardSlopes()), dict),
     "halo_widths": (parallel.halo_widths, lambda: {name: dense()[name] for name in ("query", "key", "mesh")}),
     "heads_to_tokens": (parallel.heads_to_tokens, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
     "local_heads": (parallel.local_heads, lambda: {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh()}),
@@ -98,6 +100,7 @@ BAD = [
     ("shard_sequence", "seq_len", 0),
     ("shard_sequence", "batch", None),
     ("ContextBatches.call", "batch", None),
+    ("ShardSlopes", "alibi", lambda: nn.Linear(2, 2)),
 ]
 
 
@@ -108,3 +111,28 @@ def test_bad_arguments(name, argument, value):
     call, make = CALLS[name]
     with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
         call(**make() | {argument: value() if callable(value) else value})
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_rank_takes_whole_rows_of_rows_and_the_tokens_of_packed_ones(rows):
+    shard = parallel.ContextBatches(model(), shift_labels=False)
+    batch = {"input_ids": torch.arange(24).view(rows, -1)}
+    part = shard(batch)
+    assert part["context_part"] == "rows"
+    assert part["input_ids"].equal(batch["input_ids"])
+    if rows == 1:
+        part = shard({**batch, "position_ids": torch.arange(24).remainder(7)[None]})
+        assert part["context_part"] == "tokens"
+        assert part["input_ids"].equal(batch["input_ids"])
+
+
+@pytest.mark.parametrize("learn_slopes", [False, True])
+def test_one_rank_keeps_the_slopes_of_all_heads(learn_slopes):
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    apply_alibi(layer, 8, learn_slopes=learn_slopes)
+    tokens = torch.randn(1, 5, 8)
+    expected, before = layer(tokens, tokens, tokens, is_causal=True)[0], layer.alibi.slopes.tolist()
+    parallelize_module(layer.alibi, mesh(), parallel.ShardSlopes())
+    assert layer.alibi.slopes.full_tensor().tolist() == before
+    assert isinstance(layer.alibi.slopes, nn.Parameter) == learn_slopes
+    torch.testing.assert_close(layer(tokens, tokens, tokens, is_causal=True)[0], expected)
