@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ built with AMX (emulated), for AVX2, to count work, and with sanitizers. Not all
 yet, and two died in the exhaustive test that their record names, which was run by hand. A mutant dies if a test fails
 or does not end in time. All others count as survivors, also those that no test can tell from the code. Mutants are
 drawn with a fixed seed; annotations, docstrings, messages and raise statements have none. After the tests were thinned,
-the files with at most 8 mutants were tried anew: those of schedules, planning, resizing, attention and the allocator.
+some mutants of each file were tried anew. Rows in Python have these only; those in C++ have older outcomes beside them.
 
 `python -m tools.mutation --report` writes this page from `tools/mutation/records.jsonl`. A file that changed after its
 mutants were tried keeps its row until `make mutate` runs again. So do the outcomes of lines that a small change left as
@@ -42,9 +42,19 @@ class Reason(NamedTuple):
 REASONS = [Reason(**json.loads(line)) for line in Path(__file__).with_name("reasons.jsonl").read_text().splitlines()]
 
 
+#: How reasons begin of mutants that change no result.
+_SAME_RESULTS = ("Equal", "Equivalent", "Changes speed only", "Takes")
+
+
 def page(outcomes: Mapping[Mutant, Outcome]) -> str:
     tried = {mutant: outcome for mutant, outcome in outcomes.items() if outcome.result != NOT_BUILT}
-    return "\n".join([_INTRODUCTION, *_table(tried), "", "## Survivors", *_survivors(tried), ""])
+    survivors = [mutant for mutant, outcome in tried.items() if outcome.result == SURVIVED]
+    same = sum(_reason(mutant).startswith(_SAME_RESULTS) for mutant in survivors)
+    share = (len(tried) - len(survivors)) / (len(tried) - same)
+    without = (
+        f"{same} survivors change no result: they are equal, or change speed or memory. Without them {share:.1%} died."
+    )
+    return "\n".join([_INTRODUCTION, *_table(tried), "", without, "", "## Survivors", *_survivors(survivors), ""])
 
 
 def _table(tried: Mapping[Mutant, Outcome]) -> list[str]:
@@ -62,15 +72,18 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
     return f"| `{name}` | {len(outcomes)} | {died} | {survived} | {died / len(outcomes):.1%} |"
 
 
-def _survivors(tried: Mapping[Mutant, Outcome]) -> list[str]:
+def _reason(mutant: Mutant) -> str:
+    key = (mutant.file, mutant.code, mutant.before, mutant.after)
+    return next((entry.reason for entry in REASONS if entry[:4] == key), "not explained yet")
+
+
+def _survivors(survivors: Iterable[Mutant]) -> list[str]:
     lines, file = [], ""
-    for mutant in sorted(mutant for mutant, outcome in tried.items() if outcome.result == SURVIVED):
+    for mutant in sorted(survivors):
         if mutant.file != file:
             file = mutant.file
             lines += ["", f"**{file}**", ""]
-        key = (mutant.file, mutant.code, mutant.before, mutant.after)
-        reason = next((entry.reason for entry in REASONS if entry[:4] == key), "not explained yet")
-        lines.append(f"- line {mutant.line}, `{mutant.code}`: {_change(mutant)}. {reason}")
+        lines.append(f"- line {mutant.line}, `{mutant.code}`: {_change(mutant)}. {_reason(mutant)}")
     return lines
 
 
