@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 
-from seqwarm_kernels import apply_alibi, parallel
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, parallel
 
 from ..support.ranks import one_rank
 
@@ -62,6 +62,8 @@ CALLS = {
     "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
     "context_attention": (parallel.context_attention, dense),
     "context_attention_varlen": (parallel.context_attention_varlen, packed),
+    "apply_alibi": (lambda model: apply_alibi(model, 8), dict),
+    "attach": (lambda model: SequenceLengthScheduler(2, 8, duration=3).attach(model), dict),
     "ShardSlopes": (lambda alibi: parallelize_module(alibi, mesh(), parallel.ShardSlopes()), dict),
     "halo_widths": (parallel.halo_widths, lambda: {name: dense()[name] for name in ("query", "key", "mesh")}),
     "heads_to_tokens": (parallel.heads_to_tokens, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
@@ -100,6 +102,9 @@ BAD = [
     ("shard_sequence", "seq_len", 0),
     ("shard_sequence", "batch", None),
     ("ContextBatches.call", "batch", None),
+    ("ContextBatches", "model", lambda: nn.Linear(2, 2)),
+    ("apply_alibi", "model", model),
+    ("attach", "model", model),
     ("ShardSlopes", "alibi", lambda: nn.Linear(2, 2)),
 ]
 
