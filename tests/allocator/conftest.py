@@ -1,10 +1,10 @@
 import pytest
-import torch
+
+from ..support.ranks import one_rank
 
 
 @pytest.fixture(scope="module")
 def process_group():
     """The group of a process alone."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+    with one_rank():
+        yield

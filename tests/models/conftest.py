@@ -1,10 +1,11 @@
 import pytest
-import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from ..support.ranks import one_rank
 
 
 @pytest.fixture
 def mesh():
     """The mesh of a process alone."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
+    with one_rank():
+        yield init_device_mesh("cpu", (1,))
